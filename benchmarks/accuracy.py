@@ -18,12 +18,12 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from feedrate import PackOptions, pack
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.process import run_in_process
 from feedrate.demo.run import write_photographs
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 
 
 def main() -> int:

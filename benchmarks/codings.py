@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from feedrate import PackOptions, Recode, pack
 from feedrate.bench.feeds import PACK, FeedOptions
 from feedrate.bench.process import Contestant, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, Recode, pack
 from feedrate.stats import median_ratio
 from feedrate.units import format_bytes, format_rate, format_seconds
 

@@ -19,10 +19,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, PackOptions, RandomResizedCrop, index, pack
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, index, pack
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import format_bytes, format_seconds
 

@@ -24,13 +24,12 @@ from pathlib import Path
 import numpy as np
 
 import feedrate
-from feedrate import kernel
+from feedrate import PackOptions, kernel, pack, set_entries
 from feedrate.format.entries import AUTO, LEAST
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack, set_entries
 from feedrate.stats import median, median_ratio
 
 BATCH = 50

@@ -34,9 +34,9 @@ from threads import BATCH, CROP, copy_images, say
 from torchvision import models, transforms
 
 import feedrate
+from feedrate import PackOptions, pack
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 
 DEVICE = torch.device("cuda", 0)
 MEAN = torch.tensor([0.485, 0.456, 0.406], device=DEVICE).view(1, 3, 1, 1) * 255

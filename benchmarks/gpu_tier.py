@@ -24,8 +24,8 @@ import torch
 from threads import copy_images, say
 
 import feedrate
+from feedrate import PackOptions, pack
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 
 CROP = feedrate.RandomResizedCrop(224)
 

@@ -34,10 +34,9 @@ from typing import Any
 
 from staging import BATCH, SIDE, SURROUNDINGS, say
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, PackOptions, RandomResizedCrop, pack
 from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 from feedrate.scratch.listing import list_copies
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -31,7 +31,7 @@ PER_SHARD = 10_000
 IMAGE, LABEL = Field("image", Kind.IMAGE), Field("label", Kind.NUMBER, dtype="int64")
 RUN = """
 import json, resource, sys, time
-from feedrate.packing import index
+from feedrate import index
 if __name__ == "__main__":
     begin = time.process_time()
     result = index(sys.argv[1], sys.argv[2], workers=1)

@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 import feedrate
+from feedrate import PackOptions, pack
 from feedrate.demo.run import write_photographs
 from feedrate.format.pack import Pack
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 
 AUTO = "auto"
 EPOCH = 2_000_000

@@ -25,12 +25,12 @@ from typing import Any
 
 from peer_feeds.task import Task, list_jpegs
 
+from feedrate import PackOptions, Recode, pack
 from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.process import Contestant, RunFailed, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, Recode, pack
 from feedrate.units import format_bytes, format_rate, format_seconds
 
 ORIGINALS, RECODED = "feedrate", "feedrate, --quality 90"

@@ -22,10 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, PackOptions, RandomResizedCrop, pack
 from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 from feedrate.remote.pack import RemotePack
 from feedrate.units import parse_bytes
 
@@ -107,7 +106,7 @@ def measure_staging(url: str, images: int, scratch: Path, size_bytes: int) -> di
         for _ in loader:
             times.setdefault("first_batch_s", time.perf_counter() - begin)
         times["first_epoch_s"] = time.perf_counter() - begin
-        loader._resources.pack.landing._thread.join()  # type: ignore[attr-defined]
+        loader._resources.pack.copy._thread.join()  # type: ignore[attr-defined]
         times["all_local_s"] = time.perf_counter() - begin
         loader.stats()
         again = time.perf_counter()

@@ -28,10 +28,9 @@ from typing import Any
 
 from PIL import Image
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, PackOptions, RandomResizedCrop, pack
 from feedrate.bench.images import make_photographs
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 from feedrate.scratch.commands import stage
 
 SURROUNDINGS = Path(__file__).parent.parent / "tests" / "doctor_corpus" / "surroundings.py"

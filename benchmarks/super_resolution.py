@@ -102,8 +102,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def prepare(folder: Path, images: int) -> tuple[Path, Path, Path]:
+    from feedrate import PackOptions, pack
     from feedrate.bench.images import make_camera_picture
-    from feedrate.packing import PackOptions, pack
 
     photos, scratch = folder / "photos", folder / "scratch"
     for path in (photos, scratch):

@@ -23,13 +23,12 @@ from statistics import median
 import numpy as np
 
 import feedrate
-from feedrate import kernel
+from feedrate import PackOptions, kernel, pack
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.loader.geometry import CropSampler, Places, decode_pixels
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
 
 BATCH = 256
 CROP = feedrate.RandomResizedCrop(224)

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "batch.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 
+#include "bytes.h"
 #include "crc32c.h"
 #include "level.h"
 #include "raw.h"
 #include "resize.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr size_t kBufferLimit = size_t{64} << 20;  // a thread gives back what it took beyond this
@@ -24,6 +21,11 @@ struct Worker {
     Decoder decoder;
     Resizer resizer;  // of raw images; the decoder has its own
     Buffer image, entries;
+
+    void trim() {
+        decoder.trim(), resizer.trim(kBufferLimit);
+        image.trim(kBufferLimit), entries.trim(kBufferLimit);
+    }
 };
 
 Worker& worker() {
@@ -42,26 +44,23 @@ Outcome guarded(Work work) noexcept {
     }
 }
 
-double thread_seconds() {
-    timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
-    if (pool) return pool->run(count, work);
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return true;
+Outcome check_crc(const uint8_t* data, int64_t length, uint32_t expected) {
+    const uint32_t crc = crc32c(data, static_cast<size_t>(length), 0);
+    return crc == expected ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, expected};
 }
 
 // `crc` is computed when `wanted` says so or the range has one to compare with.
 Outcome read_checked(Files& files, const Ranges& ranges, int64_t i, bool wanted, Buffer& buffer, uint32_t& crc) {
-    const Outcome outcome =
-        files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t size) { return buffer.make_room(size); });
+    const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], buffer);
     if (!outcome.ok() || !(wanted || ranges.crc)) return outcome;
     crc = crc32c(buffer.data(), static_cast<size_t>(ranges.length[i]), 0);
     if (ranges.crc && crc != ranges.crc[i]) return {Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
     return {};
+}
+
+Box box_of(const DecodeRequest& r, int64_t i) {
+    const int32_t* b = r.boxes + 4 * i;
+    return {b[0], b[1], b[2], b[3]};
 }
 
 // Reads the rows under the crop, and no others.
@@ -72,25 +71,23 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
     Outcome outcome = read_checked(files, r.entries, i, false, mine.entries, unused);
     if (!outcome.ok()) return outcome;
     r.bytes_read[i] += r.entries.length[i];
-    const int32_t* b = r.boxes + 4 * i;
+    const Bytes table{mine.entries.data(), static_cast<size_t>(r.entries.length[i])};
     RawCrop crop;
-    outcome = crop.open({mine.entries.data(), static_cast<size_t>(r.entries.length[i])}, r.images.length[i], {b[0], b[1], b[2], b[3]});
-    if (!outcome.ok()) return outcome;
+    if (outcome = crop.open(table, r.images.length[i], box_of(r, i)); !outcome.ok()) return outcome;
     int64_t offset = 0;
-    if (__builtin_add_overflow(r.images.offset[i], crop.offset(), &offset)) return {Status::unreadable, Why::bad_range, r.images.offset[i], crop.size()};
-    outcome = files.read(r.images.file[i], offset, crop.size(), [&](size_t size) { return mine.image.make_room(size); });
-    if (!outcome.ok()) return outcome;
+    if (__builtin_add_overflow(r.images.offset[i], crop.offset(), &offset))
+        return {Status::unreadable, Why::bad_range, r.images.offset[i], crop.size()};
+    if (outcome = files.read(r.images.file[i], offset, crop.size(), mine.image); !outcome.ok()) return outcome;
     r.bytes_read[i] += crop.size();
     outcome = crop.decode(mine.image.data(), target, mine.resizer);
-    mine.resizer.trim(kBufferLimit);
-    mine.image.trim(kBufferLimit);
-    mine.entries.trim(kBufferLimit);
+    mine.trim();
     return outcome;
 }
 
 Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
     Worker& mine = worker();
-    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, static_cast<Filter>(r.filters[i]), r.before_13};
+    const auto filter = static_cast<Filter>(r.filters[i]);
+    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, filter, r.before_13};
     if (r.raw[i]) return crop_raw(files, r, i, target);
     const bool enters = r.entries.file && r.entries.length[i] != 0;
     uint32_t crc = 0, entries_crc = 0;
@@ -100,11 +97,8 @@ Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* 
     r.bytes_read[i] = r.images.length[i] + (enters ? r.entries.length[i] : 0);
     const Bytes image{mine.image.data(), static_cast<size_t>(r.images.length[i])};
     const Bytes entries = enters ? Bytes{mine.entries.data(), static_cast<size_t>(r.entries.length[i])} : Bytes{};
-    const int32_t* b = r.boxes + 4 * i;
-    outcome = mine.decoder.decode(image, crc, entries, {b[0], b[1], b[2], b[3]}, target);
-    mine.decoder.trim();
-    mine.image.trim(kBufferLimit);
-    mine.entries.trim(kBufferLimit);
+    outcome = mine.decoder.decode(image, crc, entries, box_of(r, i), target);
+    mine.trim();
     return outcome;
 }
 
@@ -124,20 +118,21 @@ bool check_ranges(Files& files, const Ranges& ranges, int64_t count, Pool* pool,
     for (int64_t i = 0, sum = 0; i < count && !is_large; ++i)
         is_large = ranges.length[i] > kTrustedBytes || (sum += std::max<int64_t>(ranges.length[i], 0)) > kTrustedBytes;
     const auto check = [&](int64_t i) {
-        outcomes[i] = guarded([&] { return files.check_range(ranges.file[i], ranges.offset[i], ranges.length[i], is_large); });
+        outcomes[i] =
+            guarded([&] { return files.check_range(ranges.file[i], ranges.offset[i], ranges.length[i], is_large); });
     };
     return for_each(count, is_large ? pool : nullptr, check);
 }
 
-bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes) {
+bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool,
+                 Outcome* outcomes) {
     return for_each(count, pool, [&](int64_t i) {
         uint8_t* to = buffer + starts[i];
         const size_t length = static_cast<size_t>(starts[i + 1] - starts[i]);
         outcomes[i] = guarded([&]() -> Outcome {
-            const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], [&](size_t) { return to; });
+            const Outcome outcome = files.read(ranges.file[i], ranges.offset[i], ranges.length[i], to);
             if (!outcome.ok() || !ranges.crc) return outcome;
-            const uint32_t crc = crc32c(to, length, 0);
-            return crc == ranges.crc[i] ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, ranges.crc[i]};
+            return check_crc(to, ranges.length[i], ranges.crc[i]);
         });
         if (!outcomes[i].ok()) std::memset(to, 0, length);
     });
@@ -150,16 +145,13 @@ void gather_rows(Files& files, const RowsRequest& r, Outcome* outcomes) {
             uint8_t* at = to;
             for (int c = 0; c < r.columns; at += r.sizes[c], ++c) {
                 int64_t offset = 0;
-                if (__builtin_mul_overflow(r.row[i], r.strides[c], &offset) || __builtin_add_overflow(offset, r.bases[i * r.columns + c], &offset))
+                if (__builtin_mul_overflow(r.row[i], r.strides[c], &offset) ||
+                    __builtin_add_overflow(offset, r.bases[i * r.columns + c], &offset))
                     return {Status::unreadable, Why::bad_range, r.bases[i * r.columns + c], r.sizes[c]};
-                const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], [&](size_t) { return at; });
+                const Outcome outcome = files.read(r.file[i], offset, r.sizes[c], at);
                 if (!outcome.ok()) return outcome;
             }
-            const uint8_t* stored = to + r.row_size - 4;
-            const uint32_t expected = static_cast<uint32_t>(stored[0]) | static_cast<uint32_t>(stored[1]) << 8 |
-                                      static_cast<uint32_t>(stored[2]) << 16 | static_cast<uint32_t>(stored[3]) << 24;
-            const uint32_t crc = crc32c(to, static_cast<size_t>(r.row_size - 4), 0);
-            return crc == expected ? Outcome{} : Outcome{Status::crc_mismatch, Why::crc_differs, crc, expected};
+            return check_crc(to, r.row_size - 4, little_u32(to + r.row_size - 4));
         });
         if (!outcomes[i].ok()) std::memset(to, 0, static_cast<size_t>(r.row_size));
     }
@@ -194,13 +186,13 @@ Outcome profile_one(Bytes file, Bytes entries, const Box& box, const Target& tar
         std::fill_n(times.seconds, StageTimes::kCount, 1e9);
         for (int n = 0; n < repeats; ++n) {
             for (int step = 0; step < StageTimes::kCount; ++step) {
-                const double before = thread_seconds();
+                const double before = thread_cpu_seconds();
                 const uint32_t crc = crc32c(file.data, file.size, 0);
                 if (step) {
                     const Outcome outcome = worker().decoder.decode(file, crc, entries, box, target, kStages[step - 1]);
                     if (!outcome.ok()) return outcome;
                 }
-                times.seconds[step] = std::min(times.seconds[step], thread_seconds() - before);
+                times.seconds[step] = std::min(times.seconds[step], thread_cpu_seconds() - before);
             }
         }
         worker().decoder.trim();

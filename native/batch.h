@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is done for a batch: samples are read, checked and decoded, in the pool's threads or in the calling one. The caller owns
-// every array and keeps it until the call returns; each thread keeps its own decoder and buffers from one sample to the next.
+// Reads, checks and decodes the samples of a batch, in the pool's threads or in the calling one. The caller owns every
+// array until the call returns. Each thread keeps its decoder and buffers from one sample to the next.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,12 @@ struct Ranges {
 struct DecodeRequest {
     int64_t count;
     Ranges images;
-    Ranges entries;  // file null: none
+    Ranges entries;        // file null: none
     const int32_t* boxes;  // left, top, right, bottom
     const uint8_t* flips;
     const uint8_t* filters;  // by Pillow's numbers
     bool before_13;          // as Target has it
-    uint8_t* out;  // count x height x width x channels
+    uint8_t* out;            // count x height x width x channels
     int height, width, channels;
     const uint8_t* raw;   // per sample: the image is raw rows, and its entry their table (raw.h); 0: an image file
     int64_t* bytes_read;  // per sample, whatever its outcome
@@ -36,12 +36,12 @@ struct DecodeRequest {
 // One outcome per sample; a sample that is not ok leaves its part of `out` zeroed. False: the pool is closed.
 bool decode_batch(Files& files, const DecodeRequest& request, Pool* pool, Outcome* outcomes);
 
-// Whether each range lies inside its file, before anybody takes memory for all of them: of a few megabytes in all, the files are not
-// looked at.
+// Whether each range is inside its file. Files are looked at only where the ranges add up to more than kTrustedBytes.
 bool check_ranges(Files& files, const Ranges& ranges, int64_t count, Pool* pool, Outcome* outcomes);
 
 // Reads each range to `buffer` + starts[i].
-bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool, Outcome* outcomes);
+bool read_ranges(Files& files, const Ranges& ranges, int64_t count, const int64_t* starts, uint8_t* buffer, Pool* pool,
+                 Outcome* outcomes);
 
 struct RowsRequest {
     int64_t count;
@@ -57,8 +57,7 @@ struct RowsRequest {
 
 void gather_rows(Files& files, const RowsRequest& request, Outcome* outcomes);
 
-// Seconds of processor time that decode_one takes up to and including each step: the checksum, then the stages of jpeg.h. The
-// least of `repeats` times.
+// CPU seconds of decode_one up to each step: the checksum, then the stages of jpeg.h. The least of `repeats` times.
 struct StageTimes {
     static constexpr int kCount = 6;
     double seconds[kCount];

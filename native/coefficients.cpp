@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "coefficients.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "jpeg.h"
+#include "markers.h"
 
 namespace feedrate {
 
@@ -16,10 +20,6 @@ namespace {
 
 // Coefficients take 2 bytes each: 800 MB at the most. Larger images have to go another way.
 constexpr int64_t kMaxPixels = int64_t{1} << 27;
-constexpr int kMaxDimension = 65500;
-
-int word_at(const uint8_t* p) { return p[0] << 8 | p[1]; }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Entropy-coded bytes up to the next marker. Behind it stand zeros, which must not be needed.
 class Bits {
@@ -40,12 +40,8 @@ public:
         return static_cast<int>(next >> (16 - n));
     }
     bool overrun() const { return count_ < invented_; }
-    // Where the marker stands that ends this run of bytes.
-    const uint8_t* marker() const {
-        const uint8_t* p = at_;
-        while (p + 1 < end_ && !(p[0] == 0xFF && p[1] != 0 && p[1] != 0xFF)) ++p;
-        return p;
-    }
+    // Where the next marker begins, or the end.
+    const uint8_t* marker() const { return find_marker(at_, end_, true); }
 
 private:
     void fill() {
@@ -74,12 +70,13 @@ struct Codes {
     uint8_t symbols[256] = {};
     bool defined = false;
 
-    bool build(const uint8_t* counts, const uint8_t* values, int total) {
+    // False: the counts do not make a prefix code.
+    bool build(const HuffmanSpec& table) {
         *this = Codes();
-        std::memcpy(symbols, values, static_cast<size_t>(total));
+        std::memcpy(symbols, table.symbols, static_cast<size_t>(table.symbol_count));
         int code = 0, used = 0;
         for (int length = 1; length <= 16; ++length, code <<= 1) {
-            const int count = counts[length - 1];
+            const int count = table.counts[length - 1];
             if (code + count >= 1 << length) return false;
             offset[length] = used - code;
             end[length] = count ? code + count : 0;
@@ -111,112 +108,69 @@ struct Codes {
 
 int extend(int value, int size) { return size && value < 1 << (size - 1) ? value - (1 << size) + 1 : value; }
 
-struct Scan {
+struct Scan : ScanHeader {
     std::vector<int> planes;
-    int dc[4] = {}, ac[4] = {};
-    int first = 0, last = 63, high = 0, low = 0;
 };
 
 class Reader {
 public:
-    Reader(const uint8_t* data, size_t size, Coefficients& image) : data_(data), end_(data + size), image_(image) {}
+    Reader(Bytes file, Coefficients& image) : end_(file.end()), image_(image), markers_(file) {}
 
     Outcome read() {
-        const uint8_t* p = data_ + 2;
-        for (;;) {
-            if (end_ - p < 2) return corrupt(Why::headers_end, end_ - data_);
-            if (p[0] != 0xFF) return corrupt(Why::bad_marker, p - data_);
-            const int marker = p[1];
-            if (marker == 0xFF) {
-                ++p;
-                continue;
-            }
-            p += 2;
-            if (marker == 0xD9) break;
-            if (marker >= 0xD0 && marker <= 0xD7) continue;
-            if (marker == 0x00 || marker == 0x01 || marker == 0xD8) return corrupt(Why::bad_marker, p - 1 - data_);
-            if (end_ - p < 2) return corrupt(Why::headers_end, end_ - data_);
-            const int length = word_at(p);
-            if (length < 2 || end_ - p < length) return corrupt(Why::bad_segment, marker, p - data_);
-            const Outcome outcome = segment(marker, p + 2, p + length);
+        for (Segment segment;;) {
+            Outcome outcome = markers_.next(segment);
+            if (outcome.ok() && segment.marker == kEoi) return judge();
+            if (outcome.ok()) outcome = take(segment);
             if (!outcome.ok()) return outcome;
-            p = marker == 0xDA ? bits_.marker() : p + length;
         }
-        return judge();
     }
 
 private:
-    Outcome malformed(int marker, const uint8_t* p) const { return corrupt(Why::bad_segment, marker, p - data_); }
-
-    Outcome segment(int marker, const uint8_t* p, const uint8_t* end) {
-        if (marker == 0xDA) return scan(p, end);
-        if (marker == 0xC4) return tables(p, end) ? Outcome{} : malformed(marker, p);
-        if (marker == 0xDB) return quantisers(p, end) ? Outcome{} : malformed(marker, p);
-        if (marker == 0xDD) {
-            if (end - p != 2) return malformed(marker, p);
-            restart_ = word_at(p);
+    Outcome take(const Segment& segment) {
+        const int marker = segment.marker;
+        const Bytes body = segment.body;
+        const auto demand = [&](bool is_sound) { return is_sound ? Outcome{} : malformed(segment); };
+        const auto build = [&](bool is_ac, int number, const HuffmanSpec& table) {
+            return (is_ac ? ac_ : dc_)[number].build(table);
+        };
+        if (marker == kSos) return scan(segment);
+        if (marker == kDht) return demand(read_huffman(body, build));
+        if (marker == kDqt) return demand(read_quantisers(body, quant_, quant_defined_));
+        if (marker == kDri) {
+            if (body.size == 2) restart_ = big_u16(body.data);
+            return demand(body.size == 2);
+        }
+        if (is_application(marker) || marker == kCom) {
+            // With the marker and the length, which take four bytes.
+            if (!scans_) image_.segments.append(reinterpret_cast<const char*>(body.data - 4), body.size + 4);
             return {};
         }
-        if ((marker >= 0xE0 && marker <= 0xEF) || marker == 0xFE) {
-            if (!scans_) image_.segments.append(reinterpret_cast<const char*>(p - 4), static_cast<size_t>(end - p + 4));
-            return {};
-        }
-        if (marker == 0xC0 || marker == 0xC1 || marker == 0xC2) return frame(marker, p, end);
-        return not_taken(Why::arithmetic);
+        return marker == kSof0 || marker == kSof1 || marker == kSof2 ? frame(segment) : not_taken(Why::arithmetic);
     }
 
-    bool tables(const uint8_t* p, const uint8_t* end) {
-        while (p < end) {
-            const int kind = *p >> 4, table = *p & 15;
-            ++p;
-            if (kind > 1 || table > 3 || end - p < 16) return false;
-            int count = 0;
-            for (int i = 0; i < 16; ++i) count += p[i];
-            if (count > 256 || end - p < 16 + count || !(kind ? ac_ : dc_)[table].build(p, p + 16, count)) return false;
-            p += 16 + count;
-        }
-        return true;
-    }
-
-    bool quantisers(const uint8_t* p, const uint8_t* end) {
-        while (p < end) {
-            const int wide = *p >> 4, table = *p & 15;
-            ++p;
-            if (wide > 1 || table > 3 || end - p < 64 * (1 + wide)) return false;
-            for (int i = 0; i < 64; ++i, p += 1 + wide) {
-                const int value = wide ? word_at(p) : *p;
-                if (!value) return false;
-                quant_[table][kNatural[i]] = static_cast<uint16_t>(value);
-            }
-            quant_defined_[table] = true;
-        }
-        return true;
-    }
-
-    Outcome frame(int marker, const uint8_t* p, const uint8_t* end) {
-        if (!image_.planes.empty() || end - p < 6) return malformed(marker, p);
-        const int count = p[5];
-        if (end - p != 6 + 3 * count) return malformed(marker, p);
-        if (p[0] != 8) return not_taken(Why::precision, p[0]);
+    Outcome frame(const Segment& segment) {
+        Frame frame;
+        if (!image_.planes.empty() || !read_frame(segment.body, frame)) return malformed(segment);
+        if (frame.bits != 8) return not_taken(Why::precision, frame.bits);
+        const int count = frame.count, width = frame.width, height = frame.height;
         if (count != 1 && count != 3) return not_taken(Why::components, count);
-        progressive_ = marker == 0xC2;
-        image_.height = word_at(p + 1), image_.width = word_at(p + 3);
-        const int width = image_.width, height = image_.height;
         if (!width || !height) return corrupt(Why::no_size);
         if (width > kMaxDimension || height > kMaxDimension || int64_t{width} * height > kMaxPixels)
             return not_taken(Why::too_large, width, height);
+        if (!frame.has_sound_components()) return malformed(segment);
+        progressive_ = segment.marker == kSof2;
+        image_.width = width, image_.height = height;
         image_.planes.resize(static_cast<size_t>(count));
         int blocks = 0;
         for (int i = 0; i < count; ++i) {
-            Plane& plane = image_.planes[static_cast<size_t>(i)];
-            plane.id = p[6 + 3 * i], plane.h = p[7 + 3 * i] >> 4, plane.v = p[7 + 3 * i] & 15, quant_of_[i] = p[8 + 3 * i];
-            if (plane.h < 1 || plane.h > 4 || plane.v < 1 || plane.v > 4 || quant_of_[i] > 3) return malformed(marker, p);
-            if (count == 1) plane.h = plane.v = 1;
-            image_.h_max = plane.h > image_.h_max ? plane.h : image_.h_max;
-            image_.v_max = plane.v > image_.v_max ? plane.v : image_.v_max;
+            const auto& from = frame.component[i];
+            Plane& plane = image_.planes[i];
+            plane.id = from.id, quant_of_[i] = from.quant;
+            plane.h = count == 1 ? 1 : from.h, plane.v = count == 1 ? 1 : from.v;
+            image_.h_max = std::max(image_.h_max, plane.h), image_.v_max = std::max(image_.v_max, plane.v);
             blocks += plane.h * plane.v;
         }
-        if (blocks > 10) return malformed(marker, p);
+        if (blocks > 10) return malformed(segment);
         const int columns = ceil_div(width, image_.mcu_width()), rows = ceil_div(height, image_.mcu_height());
         int64_t least_bits = 0;
         for (Plane& plane : image_.planes) {
@@ -225,34 +179,34 @@ private:
             plane.coded_high = ceil_div(ceil_div(height * plane.v, image_.v_max), 8);
             least_bits += int64_t{plane.coded_wide} * plane.coded_high;
         }
-        // The first value of every block takes a bit or more: a small file that claims a huge image is told before memory is taken.
-        if (least_bits / 8 > end_ - end) return corrupt(Why::ends_early, 0, rows);
-        for (Plane& plane : image_.planes) {
+        // The first value of every block takes a bit or more. A small file that claims a huge image is refused before
+        // memory is taken for it.
+        if (least_bits / 8 > end_ - markers_.at()) return corrupt(Why::ends_early, 0, rows);
+        for (Plane& plane : image_.planes)
             plane.values.assign(static_cast<size_t>(plane.wide) * static_cast<size_t>(plane.high) * 64, 0);
-        }
         std::memset(left_, 0xFF, sizeof left_);
         return {};
     }
 
-    Outcome scan(const uint8_t* p, const uint8_t* end) {
-        if (image_.planes.empty() || end - p < 1 || end - p != 4 + 2 * p[0] || p[0] < 1 || p[0] > 3) return malformed(0xDA, p);
+    Outcome scan(const Segment& segment) {
         Scan scan;
-        const uint8_t* tail = p + 1 + 2 * p[0];
-        scan.first = tail[0], scan.last = tail[1], scan.high = tail[2] >> 4, scan.low = tail[2] & 15;
+        if (image_.planes.empty() || !read_scan(segment.body, scan) || scan.count < 1 || scan.count > 3)
+            return malformed(segment);
         int previous = -1;
-        for (int i = 0; i < p[0]; ++i) {
+        for (int i = 0; i < scan.count; ++i) {
+            const auto& from = scan.component[i];
             int found = -1;
             for (size_t j = 0; j < image_.planes.size(); ++j)
-                if (image_.planes[j].id == p[1 + 2 * i]) found = static_cast<int>(j);
-            scan.dc[i] = p[2 + 2 * i] >> 4, scan.ac[i] = p[2 + 2 * i] & 15;
-            if (found <= previous || scan.dc[i] > 3 || scan.ac[i] > 3) return malformed(0xDA, p);
+                if (image_.planes[j].id == from.id) found = static_cast<int>(j);
+            if (found <= previous || from.dc > 3 || from.ac > 3) return malformed(segment);
             scan.planes.push_back(previous = found);
         }
-        const Outcome outcome = accept(scan);
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = accept(scan); !outcome.ok()) return outcome;
         ++scans_;
-        bits_.start(end, end_);
-        return walk(scan);
+        bits_.start(markers_.at(), end_);
+        const Outcome outcome = walk(scan);
+        markers_.go_to(bits_.marker());
+        return outcome;
     }
 
     // Whether a scan brings what can come next, and from which tables.
@@ -266,38 +220,42 @@ private:
             const int table = quant_of_[plane];
             if (!quant_defined_[table]) return corrupt(Why::quant_missing, table);
             // The quantiser of a component is the one that stands when its first scan begins.
-            if (left_[plane][0] == 0xFF) std::memcpy(image_.planes[static_cast<size_t>(plane)].quant, quant_[table], sizeof quant_[table]);
+            if (left_[plane][0] == 0xFF)
+                for (int k = 0; k < 64; ++k) image_.planes[plane].quant[kNatural[k]] = quant_[table][k];
             if (scan.first > 0 && left_[plane][0] == 0xFF) return not_taken(Why::scan_parameters);
             for (int k = scan.first; k <= scan.last; ++k) {
                 const int expected = scan.high ? scan.high : 0xFF;
-                if (left_[plane][k] != expected || (scan.high && scan.low != scan.high - 1)) return not_taken(Why::scan_parameters);
+                if (left_[plane][k] != expected || (scan.high && scan.low != scan.high - 1))
+                    return not_taken(Why::scan_parameters);
                 left_[plane][k] = static_cast<uint8_t>(scan.low);
             }
-            if (scan.first == 0 && scan.high == 0 && !dc_[scan.dc[i]].defined) return corrupt(Why::huffman_missing, scan.dc[i], 0);
-            if (scan.last > 0 && !ac_[scan.ac[i]].defined) return corrupt(Why::huffman_missing, scan.ac[i], 1);
+            const int dc = scan.component[i].dc, ac = scan.component[i].ac;
+            if (scan.first == 0 && scan.high == 0 && !dc_[dc].defined) return corrupt(Why::huffman_missing, dc, 0);
+            if (scan.last > 0 && !ac_[ac].defined) return corrupt(Why::huffman_missing, ac, 1);
         }
         return {};
     }
 
     Outcome walk(const Scan& scan) {
         const bool alone = scan.planes.size() == 1;
-        const Plane& only = image_.planes[static_cast<size_t>(scan.planes[0])];
+        const Plane& only = image_.planes[scan.planes[0]];
         const int columns = alone ? only.coded_wide : ceil_div(image_.width, image_.mcu_width());
         const int rows = alone ? only.coded_high : ceil_div(image_.height, image_.mcu_height());
         forget();
-        int left = restart_, next = 0;
+        int left = restart_, restarts = 0;
         for (int y = 0; y < rows; ++y) {
             for (int x = 0; x < columns; ++x) {
                 if (restart_ && left == 0) {
-                    const uint8_t* marker = bits_.marker();
-                    if (end_ - marker < 2 || marker[1] != 0xD0 + next) return corrupt(Why::restart_order, y, rows);
-                    next = (next + 1) & 7, left = restart_;
-                    bits_.start(marker + 2, end_);
+                    const uint8_t* marker = skip_fill(bits_.marker(), end_);
+                    if (marker == end_ || *marker != restart_marker(restarts++))
+                        return corrupt(Why::restart_order, y, rows);
+                    left = restart_;
+                    bits_.start(marker + 1, end_);
                     forget();
                 }
                 --left;
                 for (size_t i = 0; i < scan.planes.size(); ++i) {
-                    Plane& plane = image_.planes[static_cast<size_t>(scan.planes[i])];
+                    Plane& plane = image_.planes[scan.planes[i]];
                     const int h = alone ? 1 : plane.h, v = alone ? 1 : plane.v;
                     for (int b = 0; b < h * v; ++b)
                         if (!block(scan, i, plane.block(x * h + b % h, y * v + b / h)))
@@ -315,7 +273,7 @@ private:
     }
 
     bool block(const Scan& scan, size_t i, int16_t* values) {
-        const Codes &dc = dc_[scan.dc[i]], &ac = ac_[scan.ac[i]];
+        const Codes &dc = dc_[scan.component[i].dc], &ac = ac_[scan.component[i].ac];
         if (scan.first == 0) {
             if (scan.high) {
                 if (bits_.get(1)) values[0] = static_cast<int16_t>(values[0] | 1 << scan.low);
@@ -408,11 +366,12 @@ private:
         return {};
     }
 
-    const uint8_t *data_, *end_;
+    const uint8_t* end_;
     Coefficients& image_;
+    MarkerReader markers_;
     Bits bits_;
     Codes dc_[4], ac_[4];
-    uint16_t quant_[4][64] = {};
+    uint16_t quant_[4][64] = {};  // zigzag order
     bool quant_defined_[4] = {};
     int quant_of_[3] = {};
     bool progressive_ = false;
@@ -425,8 +384,8 @@ private:
 
 Outcome read_coefficients(const uint8_t* data, size_t size, Coefficients& image) {
     image = Coefficients();
-    if (size < 2 || data[0] != 0xFF || data[1] != 0xD8) return not_taken(Why::not_jpeg);
-    return Reader(data, size, image).read();
+    const Bytes file{data, size};
+    return is_jpeg(file) ? Reader(file, image).read() : not_taken(Why::not_jpeg);
 }
 
 }  // namespace feedrate

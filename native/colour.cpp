@@ -10,7 +10,10 @@ namespace feedrate {
 
 void write_pixels(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, bool gray, uint32_t* out) {
     level().convert_rgb(y, cb, cr, count, out);
-    if (!gray) return;
+    if (gray) make_gray(count, out);
+}
+
+void make_gray(int count, uint32_t* out) {
     for (int i = 0; i < count; ++i) {
         const uint32_t r = out[i] & 0xFF, g = out[i] >> 8 & 0xFF, b = out[i] >> 16;
         out[i] = (r * 19595 + g * 38470 + b * 7471 + kHalf) >> 16;
@@ -23,7 +26,8 @@ void write_gray_pixels(const uint8_t* y, int count, uint32_t* out) {
 
 void blend_rows(const ChromaLine& line, uint8_t* out) {
     const int bias = line.above ? 1 : 2;
-    for (int x = line.first; x <= line.last; ++x) *out++ = static_cast<uint8_t>((3 * line.near[x] + line.far[x] + bias) >> 2);
+    for (int x = line.first; x <= line.last; ++x)
+        *out++ = static_cast<uint8_t>((3 * line.near[x] + line.far[x] + bias) >> 2);
 }
 
 void double_width(const ChromaLine& line, uint8_t* out) {

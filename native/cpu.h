@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which instructions the machine has, and marks for the compiler. Hot loops are compiled once per level (hot/, level_*.cpp), by a
-// target on every function: nothing inlined from the standard library is then built for instructions that a machine may lack.
+// Which instructions the machine has, and marks for the compiler. Hot loops are compiled once per level (hot/,
+// level_*.cpp), by a target on every function: nothing inlined from the standard library is then built for instructions
+// that a machine may lack.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)

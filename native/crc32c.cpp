@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "bytes.h"
 #include "cpu.h"
 
 #if defined(__aarch64__) && defined(__linux__)
@@ -12,21 +13,31 @@
 #endif
 
 namespace feedrate {
-
 namespace {
 
 using Tables = std::array<std::array<uint32_t, 256>, 8>;
 
-Tables make_tables() {
+Tables make_tables(uint32_t polynomial) {
     Tables tables{};
     for (uint32_t i = 0; i < 256; ++i) {
         uint32_t value = i;
-        for (int bit = 0; bit < 8; ++bit) value = value & 1 ? value >> 1 ^ 0x82F63B78u : value >> 1;
+        for (int bit = 0; bit < 8; ++bit) value = value & 1 ? value >> 1 ^ polynomial : value >> 1;
         tables[0][i] = value;
     }
     for (size_t t = 1; t < 8; ++t)
         for (size_t i = 0; i < 256; ++i) tables[t][i] = tables[t - 1][i] >> 8 ^ tables[0][tables[t - 1][i] & 0xFF];
     return tables;
+}
+
+uint32_t crc_by_table(const Tables& t, const uint8_t* data, size_t size, uint32_t value) {
+    value = ~value;
+    for (; size >= 8; size -= 8, data += 8) {
+        const uint32_t low = value ^ little_u32(data);
+        value = t[7][low & 0xFF] ^ t[6][low >> 8 & 0xFF] ^ t[5][low >> 16 & 0xFF] ^ t[4][low >> 24] ^ t[3][data[4]] ^
+                t[2][data[5]] ^ t[1][data[6]] ^ t[0][data[7]];
+    }
+    for (; size; --size, ++data) value = value >> 8 ^ t[0][(value ^ *data) & 0xFF];
+    return ~value;
 }
 
 // Three streams at once hide the instruction's latency of three cycles; this shifts a stream's value over the others'.
@@ -41,7 +52,8 @@ struct Shift {
             for (uint32_t i = 0; i < 256; ++i) table[byte][i] = ~crc32c_by_table(zeros, kStripe, ~(i << (8 * byte)));
     }
     uint32_t operator()(uint32_t value) const {
-        return table[0][value & 0xFF] ^ table[1][value >> 8 & 0xFF] ^ table[2][value >> 16 & 0xFF] ^ table[3][value >> 24];
+        return table[0][value & 0xFF] ^ table[1][value >> 8 & 0xFF] ^ table[2][value >> 16 & 0xFF] ^
+               table[3][value >> 24];
     }
 };
 
@@ -85,16 +97,13 @@ FEEDRATE_CRC_TARGET uint32_t crc32c_by_instruction(const uint8_t* data, size_t s
 }  // namespace
 
 uint32_t crc32c_by_table(const uint8_t* data, size_t size, uint32_t value) {
-    static const Tables t = make_tables();
-    value = ~value;
-    for (; size >= 8; size -= 8, data += 8) {
-        uint32_t low = value ^ (static_cast<uint32_t>(data[0]) | static_cast<uint32_t>(data[1]) << 8 |
-                                static_cast<uint32_t>(data[2]) << 16 | static_cast<uint32_t>(data[3]) << 24);
-        value = t[7][low & 0xFF] ^ t[6][low >> 8 & 0xFF] ^ t[5][low >> 16 & 0xFF] ^ t[4][low >> 24] ^ t[3][data[4]] ^ t[2][data[5]] ^
-                t[1][data[6]] ^ t[0][data[7]];
-    }
-    for (; size; --size, ++data) value = value >> 8 ^ t[0][(value ^ *data) & 0xFF];
-    return ~value;
+    static const Tables tables = make_tables(0x82F63B78u);
+    return crc_by_table(tables, data, size, value);
+}
+
+uint32_t crc32(const uint8_t* data, size_t size) {
+    static const Tables tables = make_tables(0xEDB88320u);
+    return crc_by_table(tables, data, size, 0);
 }
 
 uint32_t crc32c(const uint8_t* data, size_t size, uint32_t value) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded, every line
-// whose chroma is complete goes to the resizer, then the next ones take the place of those that nobody needs any more.
+// Decodes the part of a JPEG that a crop needs. Planes are rings of four MCU rows: one or two rows of MCUs are decoded
+// at a time, and every line whose chroma is complete goes to the resizer.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <memory>
 #include <new>
 #include <string>
 #include <vector>
@@ -17,30 +18,28 @@
 
 namespace feedrate {
 
-namespace {
-
 constexpr size_t kScratchLimit = size_t{32} << 20;
 
-struct Span {
-    int begin, end;
-};
+Outcome check_box(const Box& box, int64_t width, int64_t height) {
+    if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
+    if (box.left < 0 || box.top < 0 || box.right > width || box.bottom > height)
+        return {Status::bad_box, Why::box_outside, width, height};
+    if (box.pixels() > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, box.pixels(), kMaxCropPixels};
+    return {};
+}
 
-// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
-Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
+static Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
     const int margin = half ? 2 : 0;
     return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
 }
 
-Outcome check_box(const Box& box, const Header& header) {
-    if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
-    if (box.left < 0 || box.top < 0 || box.right > header.width || box.bottom > header.height)
-        return {Status::bad_box, Why::box_outside, header.width, header.height};
-    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
-    if (pixels > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, pixels, kMaxCropPixels};
-    return {};
+Span needed_rows(const Box& box, const Header& h) {
+    return needed_mcus(box.top, box.bottom, h.half_height, h.mcu_height, h.mcu_rows);
 }
 
-}  // namespace
+Span needed_columns(const Box& box, const Header& h) {
+    return needed_mcus(box.left, box.right, h.half_width, h.mcu_width, h.mcus_per_row);
+}
 
 bool is_possible(const Header& header) {
     int64_t blocks = 0;
@@ -71,14 +70,17 @@ struct Decoder::Scratch {
     void take_memory();
     int stride(int i) const { return (columns.end - columns.begin) * 8 * header.component[i].h; }
     int ring(int i) const { return 32 * header.component[i].v; }
-    const uint8_t* line(int i, int y) const { return plane[i].data() + static_cast<size_t>(y % ring(i)) * static_cast<size_t>(stride(i)); }
+    const uint8_t* line(int i, int y) const {
+        return plane[i].data() + static_cast<size_t>(y % ring(i)) * static_cast<size_t>(stride(i));
+    }
     int lines_ready(int rows_done) const;
     void write_line(int y, uint32_t* out);
     const uint8_t* chroma_line(int i, int y);
 };
 
 void Decoder::Scratch::take_memory() {
-    for (int i = 0; i < header.component_count; ++i) plane[i].resize(static_cast<size_t>(stride(i)) * static_cast<size_t>(ring(i)));
+    for (int i = 0; i < header.component_count; ++i)
+        plane[i].resize(static_cast<size_t>(stride(i)) * static_cast<size_t>(ring(i)));
     for (auto& line : chroma) line.resize(static_cast<size_t>(box.right - box.left) + 4);
     sums.resize(static_cast<size_t>(box.right - box.left) / 2 + 6);
 }
@@ -87,15 +89,15 @@ void Decoder::Scratch::take_memory() {
 Outcome Decoder::Scratch::check_entry(Entropy& at, int row, int column) {
     if (column == header.mcus_per_row) row += 1, column = 0;
     if (entries.empty() || column % entries.step() || row == header.mcu_rows) return {};
-    const Outcome outcome = at.arrive();
-    if (!outcome.ok()) return outcome;
+    if (const Outcome outcome = at.arrive(); !outcome.ok()) return outcome;
     const int64_t number = entries.number(row, column);
     const Entry entry = entries.at(number);
-    const bool same = at.position() == entry.bit && std::equal(entry.predictor, entry.predictor + header.component_count, at.predictors());
+    const bool same = at.position() == entry.bit &&
+                      std::equal(entry.predictor, entry.predictor + header.component_count, at.predictors());
     return same ? Outcome{} : Outcome{Status::bad_entries, Why::entries_wrong, number, 0};
 }
 
-// Stands before `column`; with entries, at the one before it, then goes on from there.
+// Moves to the entry at or before `column`; without entries, to `column` itself.
 Outcome Decoder::Scratch::go_to(Entropy& to, int row, int column) {
     const int64_t row_start = static_cast<int64_t>(row) * header.mcus_per_row;
     if (entries.empty()) return to.skip(row_start + column - to.mcu());
@@ -126,9 +128,11 @@ Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
         if (!entries.empty()) next = std::min(next, (at / entries.check_step() + 1) * entries.check_step());
         Planes planes[2] = {whole[0], whole[1]};
         for (auto& one : planes)
-            for (int i = 0; i < header.component_count; ++i) one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
+            for (int i = 0; i < header.component_count; ++i)
+                one.first[i] += wanted ? (at - columns.begin) * tables.advance[i] : 0;
         const Blocks blocks = wanted ? wanted_blocks : Blocks::skip;
-        Outcome outcome = count == 2 ? Entropy::walk_both(entropy, next - at, blocks, planes) : entropy[0].walk(next - at, blocks, planes[0]);
+        Outcome outcome = count == 2 ? Entropy::walk_both(entropy, next - at, blocks, planes)
+                                     : entropy[0].walk(next - at, blocks, planes[0]);
         for (int i = 0; i < count && outcome.ok(); ++i) outcome = check_entry(entropy[i], row + i, next);
         if (!outcome.ok()) return outcome;
         at = next;
@@ -138,8 +142,7 @@ Outcome Decoder::Scratch::walk_to(int row, int count, int column) {
 
 Outcome Decoder::Scratch::decode_rows(int row, int count) {
     for (int i = 0; i < count; ++i) {
-        const Outcome outcome = go_to(entropy[i], row + i, columns.begin);
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = go_to(entropy[i], row + i, columns.begin); !outcome.ok()) return outcome;
     }
     return walk_to(row, count, columns.end);
 }
@@ -156,7 +159,8 @@ const uint8_t* Decoder::Scratch::chroma_line(int i, int y) {
     const bool blend = !(header.half_width && c.width <= 2);
     const int near = header.half_height ? y / 2 : y;
     const bool above = y % 2 == 0;
-    const int far = header.half_height && blend ? std::min(std::max(above ? near - 1 : near + 1, 0), c.height - 1) : near;
+    const int far =
+        header.half_height && blend ? std::min(std::max(above ? near - 1 : near + 1, 0), c.height - 1) : near;
     if (!header.half_width && !header.half_height) return line(i, y) + (box.left - origin);
     uint8_t* out = chroma[i - 1].data();
     // Columns are counted from the start of the image; the pointers stand where column 0 would be.
@@ -186,15 +190,16 @@ void Decoder::Scratch::write_line(int y, uint32_t* out) {
 }
 
 Decoder::Decoder() : scratch_(new Scratch) {}
-Decoder::~Decoder() { delete scratch_; }
+Decoder::~Decoder() = default;
 
-Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last) {
+Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target,
+                        Stage last) {
     Scratch& s = *scratch_;
-    // Before anything that hands the file to others: entries of another file mean that an index is wrong, whatever the file is.
+    // First of all: entries of another file mean that an index is wrong, whatever kind of image the file is.
     Outcome outcome = check_entries(entries, file_crc);
     // Entries are of files that were scanned to their end.
     if (outcome.ok()) outcome = parse_jpeg(file.data, file.size, s.header, entries.size == 0);
-    if (outcome.ok()) outcome = check_box(box, s.header);
+    if (outcome.ok()) outcome = check_box(box, s.header.width, s.header.height);
     if (!outcome.ok()) return outcome;
     if (!is_possible(s.header)) {  // find out how much of it is there
         std::string unused;
@@ -207,8 +212,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     s.box = box;
     s.gray = target.channels == 1;
     s.wanted_blocks = last == Stage::huffman ? Blocks::store : Blocks::transform;
-    s.rows = needed_mcus(box.top, box.bottom, s.header.half_height, s.header.mcu_height, s.header.mcu_rows);
-    s.columns = needed_mcus(box.left, box.right, s.header.half_width, s.header.mcu_width, s.header.mcus_per_row);
+    s.rows = needed_rows(box, s.header), s.columns = needed_columns(box, s.header);
     s.take_memory();
     s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
     if (last == Stage::headers) return {};
@@ -217,8 +221,7 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     const int most = s.entries.empty() ? 1 : 2;
     for (int row = s.rows.begin, count; row < s.rows.end; row += count) {
         count = std::min(most, s.rows.end - row);
-        outcome = s.decode_rows(row, count);
-        if (!outcome.ok()) return outcome;
+        if (outcome = s.decode_rows(row, count); !outcome.ok()) return outcome;
         if (last < Stage::colour) continue;
         for (const int stop = std::min(s.lines_ready(row + count), box.bottom); y < stop; ++y) {
             s.write_line(y, s.resizer.line());

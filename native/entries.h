@@ -16,20 +16,6 @@ struct Entry {
     int predictor[kMaxComponents] = {};
 };
 
-// Collects entries while a file is scanned.
-class EntriesWriter {
-public:
-    EntriesWriter(const Header& header, int64_t bytes_per_entry);
-    int step() const { return step_; }
-    void add(uint32_t bit, const int* predictors);
-    std::string finish(uint32_t file_crc);
-
-private:
-    const Header& header_;
-    int step_;
-    std::vector<Entry> entries_;
-};
-
 // Whether entries are whole and those of the file with this checksum. None at all is fine.
 Outcome check_entries(Bytes bytes, uint32_t file_crc);
 
@@ -40,14 +26,14 @@ public:
     Outcome open(Bytes bytes, const Header& header);
     bool empty() const { return per_row_ == 0; }
     int step() const { return step_; }
-    // A multiple of the step: columns at which a walk looks whether it arrives where an entry says. Every entry, unless they stand
-    // closer together than kBytesPerEntry: to stop at each of those would cost more than it tells.
+    // A multiple of the step: the columns at which a walk compares its position with the entry. Every entry, unless
+    // they are closer than kBytesPerEntry: to stop at each would take too long.
     int check_step() const { return check_step_; }
     int64_t count() const { return static_cast<int64_t>(entries_.size()); }
     int64_t number(int row, int column) const { return static_cast<int64_t>(row) * per_row_ + column / step_; }
     // Gives memory back that only an image of very many entries needed; there are none then.
     void trim(size_t limit);
-    const Entry& at(int64_t number) const { return entries_[static_cast<size_t>(number)]; }
+    const Entry& at(int64_t number) const { return entries_[number]; }
 
 private:
     int step_ = 1, check_step_ = 1, per_row_ = 0;

@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "markers.h"
+
 namespace feedrate {
 
-namespace {
-
 constexpr size_t kWindow = 16 << 10;  // half of the first-level cache
-
-}  // namespace
 
 Outcome make_tables(const Header& header, bool paired, McuTables& tables) {
     tables.block_count = 0;
@@ -25,7 +23,8 @@ Outcome make_tables(const Header& header, bool paired, McuTables& tables) {
         for (int k = 0; k < 64; ++k) tables.quant[i][kPlace[k]] = static_cast<int16_t>(header.quant[c.quant][k]);
         tables.advance[i] = 8 * c.h;
         for (int y = 0; y < c.v; ++y)
-            for (int x = 0; x < c.h; ++x) tables.block[tables.block_count++] = {i, &dc, &ac, tables.quant[i], 8 * x, 8 * y};
+            for (int x = 0; x < c.h; ++x)
+                tables.block[tables.block_count++] = {i, &dc, &ac, tables.quant[i], 8 * x, 8 * y};
     }
     return {};
 }
@@ -92,11 +91,9 @@ Outcome Entropy::arrive() {
     // What is left before the marker must be the padding of the last byte.
     if (!stream_.to_the_end) slide();
     if (!stream_.to_the_end || stream_.bits_left() >= 8) return fault(Why::restart_order);
-    const uint8_t* at = stop_;
+    const uint8_t* at = skip_fill(stop_, end_);
     if (at >= end_) return fault(Why::ends_early);
-    while (at < end_ && *at == 0xFF) ++at;
-    if (at >= end_) return fault(Why::ends_early);
-    if (*at != 0xD0 + ((mcu_ / interval - 1) & 7)) return fault(Why::restart_order);
+    if (*at != restart_marker(mcu_ / interval - 1)) return fault(Why::restart_order);
     load(at + 1, 0, kWindow);
     std::fill(stream_.predictor, stream_.predictor + kMaxComponents, 0);
     arrived_ = mcu_;
@@ -105,8 +102,7 @@ Outcome Entropy::arrive() {
 
 // Takes a marker and fills the window, if that must be; brings `until` down to the next marker.
 Outcome Entropy::get_ready(int64_t& until) {
-    const Outcome arrived = arrive();
-    if (!arrived.ok()) return arrived;
+    if (const Outcome arrived = arrive(); !arrived.ok()) return arrived;
     if (stream_.bits_left() < stream_.bits_needed()) slide();
     if (const int interval = header_->restart_interval) until = std::min(until, (mcu_ / interval + 1) * interval);
     stream_.bad_code = stream_.bad_dc = false;
@@ -126,7 +122,8 @@ Outcome Entropy::judge() const {
 
 Planes Entropy::from_here(const Planes& planes, int64_t first) const {
     Planes moved = planes;
-    for (int i = 0; i < header_->component_count; ++i) moved.first[i] += planes.first[i] ? (mcu_ - first) * tables_->advance[i] : 0;
+    for (int i = 0; i < header_->component_count; ++i)
+        moved.first[i] += planes.first[i] ? (mcu_ - first) * tables_->advance[i] : 0;
     return moved;
 }
 
@@ -134,13 +131,11 @@ Outcome Entropy::walk(int64_t count, Blocks blocks, const Planes& planes) {
     const int64_t first = mcu_, stop = mcu_ + count;
     while (mcu_ < stop) {
         int64_t until = stop;
-        Outcome outcome = get_ready(until);
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = get_ready(until); !outcome.ok()) return outcome;
         const Planes rest = from_here(planes, first);
         const int64_t todo = until - mcu_, done = level().read_mcus(*tables_, stream_, todo, blocks, &rest);
         mcu_ += done;
-        if (done < todo) outcome = judge();
-        if (!outcome.ok()) return outcome;
+        if (const Outcome outcome = done < todo ? judge() : Outcome{}; !outcome.ok()) return outcome;
     }
     return {};
 }

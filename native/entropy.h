@@ -24,7 +24,9 @@ public:
     void seek(int64_t mcu, uint32_t bit, const int* predictors, int64_t bytes);
     // Takes the restart marker, if one must stand before the next MCU. Called before position(), and by those below.
     Outcome arrive();
-    Outcome skip(int64_t count) { return walk(count, tables_->is_paired ? Blocks::skip : Blocks::skip_singly, Planes{}); }
+    Outcome skip(int64_t count) {
+        return walk(count, tables_->is_paired ? Blocks::skip : Blocks::skip_singly, Planes{});
+    }
     // `count` MCUs of one row.
     Outcome walk(int64_t count, Blocks blocks, const Planes& planes);
     // `count` MCUs each of two rows, which is faster.

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files.h"
 
-#include <cerrno>
 #include <fcntl.h>
-#include <limits>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <limits>
+
 namespace feedrate {
 
-namespace {
-
 constexpr size_t kMaxOpen = 128;  // far below the usual limit of 1024 descriptors, enough for every shard in flight
-
-}  // namespace
 
 uint8_t* Buffer::make_room(size_t size) {
     if (size > capacity_) {
@@ -32,8 +29,6 @@ void Buffer::trim(size_t limit) {
     capacity_ = 0;
 }
 
-Files::Descriptor::~Descriptor() { ::close(fd_); }
-
 Files::Shared Files::find_open(int64_t file, Outcome& outcome) {
     State& state = state_.get();
     {
@@ -45,7 +40,8 @@ Files::Shared Files::find_open(int64_t file, Outcome& outcome) {
         }
     }
     // Not under the lock: on a network file system this takes a while. O_NONBLOCK: a named pipe must not hold us up.
-    const int fd = ::open(paths_[static_cast<size_t>(file)].c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const char* path = paths_[file].c_str();
+    const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0) {
         outcome = {Status::unreadable, Why::cannot_open, errno, 0};
         return nullptr;
@@ -89,8 +85,14 @@ Outcome Files::check_range(int64_t file, int64_t offset, int64_t length, bool al
     return {};
 }
 
-Outcome Files::read_into(int64_t file, int64_t offset, int64_t length, uint8_t* to) {
-    Outcome outcome;
+Outcome Files::read(int64_t file, int64_t offset, int64_t length, Buffer& to) {
+    if (const Outcome outcome = check_range(file, offset, length); !outcome.ok()) return outcome;
+    return read(file, offset, length, to.make_room(static_cast<size_t>(length)));
+}
+
+Outcome Files::read(int64_t file, int64_t offset, int64_t length, uint8_t* to) {
+    Outcome outcome = check_range(file, offset, length);
+    if (!outcome.ok()) return outcome;
     const Shared descriptor = find_open(file, outcome);
     if (!descriptor) return outcome;
     for (int64_t done = 0; done < length;) {
@@ -100,7 +102,8 @@ Outcome Files::read_into(int64_t file, int64_t offset, int64_t length, uint8_t* 
         } else if (got == 0) {
             struct stat facts;
             const bool known = ::fstat(descriptor->get(), &facts) == 0;
-            return {Status::cut_short, Why::file_ends, known ? static_cast<int64_t>(facts.st_size) : offset + done, offset + length};
+            return {Status::cut_short, Why::file_ends, known ? static_cast<int64_t>(facts.st_size) : offset + done,
+                    offset + length};
         } else if (errno != EINTR) {
             outcome = {Status::unreadable, Why::cannot_read, errno, 0};
             forget(file);  // a stale handle opens anew next time

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files by number: opened when first needed, a bounded number at a time, the least recently used one closed first. Safe for
-// any number of threads; a file that is being read stays open until the read is done.
+// Files by number: opened when first needed, a bounded number at a time, the least recently used one closed first. Safe
+// for any number of threads; a file that is being read stays open until the read is done.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,16 @@
 #include <utility>
 #include <vector>
 
+#include "handles.h"
 #include "per_process.h"
 #include "status.h"
 
 namespace feedrate {
 
-constexpr int64_t kTrustedBytes = int64_t{16} << 20;  // what is longer is compared with the file's size before memory is taken
+// A longer range is compared with the file's size before memory is taken for it.
+constexpr int64_t kTrustedBytes = int64_t{16} << 20;
 
-// Grows, never shrinks by itself; the bytes past size() are the owner's business.
+// Memory that is reused: make_room() may grow it, trim() gives it back.
 class Buffer {
 public:
     uint8_t* make_room(size_t size);
@@ -34,32 +36,16 @@ private:
 class Files {
 public:
     explicit Files(std::vector<std::string> paths) : paths_(std::move(paths)) {}
-    size_t size() const { return paths_.size(); }
 
-    // Reads exactly `length` bytes to where `room(length)` says; asks for room only after a look at the file's size when
-    // the range is large. Throws what `room` throws.
-    template <class Room>
-    Outcome read(int64_t file, int64_t offset, int64_t length, Room room) {
-        const Outcome outcome = check_range(file, offset, length);
-        return outcome.ok() ? read_into(file, offset, length, room(static_cast<size_t>(length))) : outcome;
-    }
-    // Whether a range lies inside its file. One of a few megabytes is believed, and its file not looked at, unless `always` says so.
+    // Reads exactly `length` bytes. A buffer gets its room only after check_range().
+    Outcome read(int64_t file, int64_t offset, int64_t length, uint8_t* to);
+    Outcome read(int64_t file, int64_t offset, int64_t length, Buffer& to);
+    // Whether a range is inside its file. Up to kTrustedBytes the file is looked at only if `always` says so.
     Outcome check_range(int64_t file, int64_t offset, int64_t length, bool always = false);
     // They open again when they are next needed.
     void close();
 
 private:
-    class Descriptor {
-    public:
-        explicit Descriptor(int fd) : fd_(fd) {}
-        ~Descriptor();
-        Descriptor(const Descriptor&) = delete;
-        Descriptor& operator=(const Descriptor&) = delete;
-        int get() const { return fd_; }
-
-    private:
-        int fd_;
-    };
     using Shared = std::shared_ptr<const Descriptor>;
     struct Slot {
         Shared descriptor;
@@ -71,7 +57,6 @@ private:
         uint64_t clock = 0;
     };
 
-    Outcome read_into(int64_t file, int64_t offset, int64_t length, uint8_t* to);
     Shared find_open(int64_t file, Outcome& outcome);
     void forget(int64_t file);
 

@@ -8,23 +8,23 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "handles.h"
 #include "pool.h"
 
 namespace feedrate {
-
 namespace {
 
-// So many names are looked at by one thread; more are shared out. Most of the time goes by inside the file system: on one of this
-// machine's disks a few threads are as many times as fast, on a network more so.
+// So many names are looked at by one thread; more are shared out. Most of the time goes by inside the file system:
+// several threads help on a local disk, and more so on a network.
 constexpr size_t kTogether = 512;
 
-}  // namespace
-
+// Whether a name ends in one of `suffixes`, given in lower case, and has something before it.
 bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes) {
     for (const std::string& suffix : suffixes) {
         if (size <= suffix.size()) continue;
@@ -39,14 +39,17 @@ bool has_suffix(const char* name, size_t size, const std::vector<std::string>& s
     return false;
 }
 
-int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads, const uint8_t* stop, FolderList& list) {
+}  // namespace
+
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads,
+                const uint8_t* stop, FolderList& list) {
     const auto is_stopped = [stop] { return __atomic_load_n(stop, __ATOMIC_RELAXED) != 0; };
-    DIR* const folder = ::opendir(path.c_str());
+    const OpenFolder folder(::opendir(path.c_str()));
     if (!folder) return errno;
     std::string names;
     std::vector<std::pair<size_t, size_t>> found;  // where a name begins, and its length
     errno = 0;
-    while (const dirent* entry = ::readdir(folder)) {
+    while (const dirent* entry = ::readdir(folder.get())) {
         if (entry->d_name[0] != '.') {
             found.emplace_back(names.size(), std::strlen(entry->d_name));
             names += entry->d_name;
@@ -55,13 +58,10 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         errno = is_stopped() ? ECANCELED : 0;
         if (errno) break;
     }
-    if (errno) {
-        const int error = errno;
-        ::closedir(folder);
-        return error;
-    }
+    if (errno) return errno;
     std::sort(found.begin(), found.end(), [&](const auto& one, const auto& two) {
-        const int order = std::memcmp(names.data() + one.first, names.data() + two.first, std::min(one.second, two.second));
+        const int order =
+            std::memcmp(names.data() + one.first, names.data() + two.first, std::min(one.second, two.second));
         return order ? order < 0 : one.second < two.second;
     });
     list.names.reserve(names.size());
@@ -79,16 +79,17 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         struct stat facts;
         FolderEntry kind = FolderEntry::unknown;
         int64_t size_bytes = 0, time_ns = 0;
-        if (::fstatat(::dirfd(folder), name, &facts, 0) != 0) {
+        if (::fstatat(::dirfd(folder.get()), name, &facts, 0) != 0) {
             size_bytes = errno;
         } else if (S_ISREG(facts.st_mode)) {
             kind = has_suffix(name, size, suffixes) ? FolderEntry::wanted : FolderEntry::other;
             size_bytes = facts.st_size;
 #if defined(__APPLE__)
-            time_ns = int64_t{facts.st_mtimespec.tv_sec} * 1'000'000'000 + facts.st_mtimespec.tv_nsec;
+            const timespec changed = facts.st_mtimespec;
 #else
-            time_ns = int64_t{facts.st_mtim.tv_sec} * 1'000'000'000 + facts.st_mtim.tv_nsec;
+            const timespec changed = facts.st_mtim;
 #endif
+            time_ns = int64_t{changed.tv_sec} * 1'000'000'000 + changed.tv_nsec;
         } else {
             kind = S_ISDIR(facts.st_mode) ? FolderEntry::folder : FolderEntry::odd;
         }
@@ -101,15 +102,15 @@ int list_folder(const std::string& path, const std::vector<std::string>& suffixe
         for (size_t i = first; i < std::min(first + kTogether, found.size()) && !is_stopped(); ++i) look(i);
     };
     const auto pieces = static_cast<int64_t>((found.size() + kTogether - 1) / kTogether);
-    const auto threads = std::min({static_cast<int64_t>(std::thread::hardware_concurrency()), int64_t{most_threads}, pieces});
+    const auto threads =
+        std::min({static_cast<int64_t>(std::thread::hardware_concurrency()), int64_t{most_threads}, pieces});
     bool is_done = false;
-    if (threads > 1) try {
-        is_done = Pool(static_cast<int>(threads)).run(pieces, look_at_some);
+    try {
+        if (threads > 1) is_done = Pool(static_cast<int>(threads)).run(pieces, look_at_some);
     } catch (const std::system_error&) {
         // No more threads for this process: one will do.
     }
     for (int64_t piece = 0; !is_done && piece < pieces; ++piece) look_at_some(piece);
-    ::closedir(folder);
     return is_stopped() ? ECANCELED : 0;
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in one folder, sorted by name: for listing datasets of millions of files, where a Python object per file would
-// cost more than the files do.
+// The contents of one folder, sorted by name. Datasets have millions of files, and a Python object per file is slow.
 #pragma once
 
 #include <cstddef>
@@ -26,11 +25,9 @@ struct FolderList {
     std::vector<FolderEntry> kinds;
 };
 
-// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an errno, 0 for none;
-// ECANCELED soon after somebody sets `*stop`.
-int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads, const uint8_t* stop, FolderList& list);
-
-// Whether a name ends in one of `suffixes` (given in lower case), and has something before it.
-bool has_suffix(const char* name, size_t size, const std::vector<std::string>& suffixes);
+// Links are followed; names that begin with a dot are left out. `suffixes` are like ".jpg", in lower case. Returns an
+// errno, 0 for none; ECANCELED soon after `*stop` is set.
+int list_folder(const std::string& path, const std::vector<std::string>& suffixes, int most_threads,
+                const uint8_t* stop, FolderList& list);
 
 }  // namespace feedrate

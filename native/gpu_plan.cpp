@@ -2,10 +2,8 @@
 #include "gpu_plan.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -15,12 +13,14 @@
 #include "entries.h"
 #include "huffman.h"
 #include "level.h"
+#include "markers.h"
+#include "resize.h"
 
 namespace feedrate {
-
 namespace {
 
-static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuTile) == 12 && sizeof(GpuImage) % 16 == 0, "layout.h has gaps");
+static_assert(sizeof(GpuItem) == 28 && sizeof(GpuGroup) == 12 && sizeof(GpuTile) == 12 && sizeof(GpuImage) % 16 == 0,
+              "layout.h has gaps");
 static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "layout.h differs from the kernel");
 
 constexpr int64_t kAlignment = 256;  // of the parts of what is staged
@@ -28,16 +28,6 @@ constexpr int64_t kNoEnd = 0xFFFFFFFF;
 constexpr size_t kKeptBytes = size_t{64} << 20;  // of memory that files were read into
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-struct Span {
-    int begin, end;
-};
-
-// The MCUs that hold samples [begin, end) and, where chroma is halved, one chroma sample to each side.
-Span needed_mcus(int begin, int end, bool half, int mcu_size, int mcus) {
-    const int margin = half ? 2 : 0;
-    return {std::max(begin - margin, 0) / mcu_size, std::min((end - 1 + margin) / mcu_size + 1, mcus)};
-}
 
 // False when the counts do not make a prefix code, or a DC symbol is not a size (as HuffmanTable::build has it).
 bool copy_code(const HuffmanSpec& spec, bool dc, GpuCode& to) {
@@ -48,7 +38,8 @@ bool copy_code(const HuffmanSpec& spec, bool dc, GpuCode& to) {
     }
     std::memcpy(to.counts, spec.counts, 16);
     std::memcpy(to.symbols, spec.symbols, static_cast<size_t>(spec.symbol_count));
-    return !dc || std::all_of(spec.symbols, spec.symbols + spec.symbol_count, [](uint8_t symbol) { return symbol <= 15; });
+    return !dc ||
+           std::all_of(spec.symbols, spec.symbols + spec.symbol_count, [](uint8_t symbol) { return symbol <= 15; });
 }
 
 // The tables of all components as two pairs; false where there are more, or one is no code.
@@ -61,7 +52,9 @@ bool copy_codes(const Header& header, GpuImage& image) {
         if (pair == 2) return false;
         if (pair == pairs) {
             dc[pairs] = c.dc, ac[pairs] = c.ac;
-            if (!copy_code(header.dc[c.dc], true, image.code[2 * pair]) || !copy_code(header.ac[c.ac], false, image.code[2 * pair + 1])) return false;
+            if (!copy_code(header.dc[c.dc], true, image.code[2 * pair]) ||
+                !copy_code(header.ac[c.ac], false, image.code[2 * pair + 1]))
+                return false;
             ++pairs;
         }
         image.component[i].pair = pair;
@@ -69,44 +62,25 @@ bool copy_codes(const Header& header, GpuImage& image) {
     return true;
 }
 
-// As Taps::make has it, without room for groups.
-int taps_of(int in_size, int out_size, Filter filter) {
-    if (in_size == out_size || filter == Filter::nearest) return 1;
-    const double support = filter == Filter::box ? 0.5 : filter == Filter::bicubic ? 2.0 : filter == Filter::lanczos ? 3.0 : 1.0;
-    return static_cast<int>(std::ceil(support * std::max(static_cast<double>(in_size) / out_size, 1.0))) * 2 + 1;
+// False: a predictor is beyond 16 bits, which no block can have.
+bool copy_predictors(const Entry& entry, const Header& header, short* to) {
+    std::copy_n(entry.predictor, header.component_count, to);
+    return std::equal(to, to + header.component_count, entry.predictor);
 }
 
 // An even number: lines are resized two at a time.
 int tile_lines(const GpuImage& image) { return std::max(kGpuTilePixels / image.width / 2, 1) * 2; }
 
-// Which pass comes first is Resizer's business; this is its rule.
-bool is_down_first(const Box& box, const GpuRequest& r, Filter filter) {
-    const int fewer_rows = box.bottom - box.top - r.height, fewer_columns = box.right - box.left - r.width;
-    const bool across_first = r.before_13 && (filter == Filter::bicubic || filter == Filter::lanczos);
-    return fewer_rows != 0 && (fewer_columns == 0 || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
-}
-
 bool is_inside(const Box& box, const Header& header) {
-    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
-    return box.left >= 0 && box.top >= 0 && box.left < box.right && box.top < box.bottom && box.right <= header.width &&
-           box.bottom <= header.height && pixels <= kMaxCropPixels / 2;
+    return check_box(box, header.width, header.height).ok() && box.pixels() <= kMaxCropPixels / 2;
 }
 
-Box box_of(const GpuRequest& r, int64_t i) { return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]}; }
-
-// Where the entropy-coded data ends that begins at `from`: at a marker other than a restart marker.
-const uint8_t* find_end(const uint8_t* from, const uint8_t* limit) {
-    while (from < limit) {
-        const auto* found = static_cast<const uint8_t*>(std::memchr(from, 0xFF, static_cast<size_t>(limit - from)));
-        if (!found || limit - found < 2) return limit;
-        if (found[1] != 0 && (found[1] < 0xD0 || found[1] > 0xD7)) return found;
-        from = found + 2;
-    }
-    return limit;
+Box box_of(const GpuRequest& r, int64_t i) {
+    return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]};
 }
 
-// Copies entropy-coded bytes without their stuffing, and tells where any of them has gone. What lies between two bytes of 0xFF is copied
-// at once, when the second is passed, however many entry points stand there.
+// Copies entropy-coded bytes without their stuffing, and tells where each goes. Bytes between two of 0xFF are copied at
+// once, however many entry points are among them.
 class Unstuffing {
 public:
     Unstuffing(const uint8_t* limit, uint8_t* out) : limit_(limit), to_(out) {}
@@ -134,7 +108,7 @@ public:
         from_ = target;
         return to_;
     }
-    // Lets `count` bytes be, up to a multiple of four.
+    // Skips `count` bytes, then up to a multiple of four.
     void pad(uint8_t* origin, int64_t count) { to_ = origin + round_up(to_ + count - origin, 4); }
     uint8_t* at() const { return to_; }
 
@@ -156,12 +130,6 @@ private:
     uint8_t* to_;
 };
 
-bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
-    if (pool) return pool->run(count, work);
-    for (int64_t i = 0; i < count; ++i) work(i);
-    return true;
-}
-
 }  // namespace
 
 int64_t GpuSizes::memory(int height, int width) const {
@@ -169,20 +137,24 @@ int64_t GpuSizes::memory(int height, int width) const {
     return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
 }
 
-// What is each crop's own: where it lies, and its resize.
+// Sets what belongs to one crop alone: its place and its resize.
 void GpuPlan::place(const GpuRequest& r, int64_t i) {
-    Sample& s = samples_[static_cast<size_t>(i)];
+    Sample& s = samples_[i];
     GpuImage& image = s.image;
     const Box box = box_of(r, i);
     const auto filter = static_cast<Filter>(r.filters[i]);
+    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, r.before_13};
     image.sample = static_cast<int>(i);
     image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
-    image.flip = r.flips[i] != 0, image.filter = r.filters[i], image.down_first = is_down_first(box, r, filter);
-    image.taps[0] = taps_of(image.width, r.width, filter), image.taps[1] = taps_of(image.height, r.height, filter);
+    image.flip = target.flip, image.filter = r.filters[i],
+    image.down_first = is_down_first(image.width, image.height, target);
+    image.taps[0] = most_taps(image.width, r.width, filter), image.taps[1] = most_taps(image.height, r.height, filter);
     s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
     s.pixels = static_cast<int64_t>(image.width) * image.height;
     // Whole quadruples, which are one load.
-    s.between = round_up(static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height), 4);
+    s.between = round_up(
+        static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height),
+        4);
     s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
     s.is_taken = true;
 }
@@ -191,18 +163,19 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
 bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Bytes& entries) {
     if (!r.disk) {
         image = {r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
-        entries = {r.entries + r.entry_starts[number], static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
+        entries = {r.entries + r.entry_starts[number],
+                   static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
         return entries.size != 0;
     }
     const auto read = [&](const Ranges& ranges, Buffer& to, Bytes& bytes) {
         const int64_t length = ranges.length[number];
-        if (!r.disk->read(ranges.file[number], ranges.offset[number], length, [&](size_t size) { return to.make_room(size); }).ok()) return false;
-        bytes = {to.data(), static_cast<size_t>(length)};
-        return true;
+        const bool is_read = r.disk->read(ranges.file[number], ranges.offset[number], length, to).ok();
+        if (is_read) bytes = {to.data(), static_cast<size_t>(length)};
+        return is_read;
     };
     thread_local Buffer points;
     if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
-    return read(r.images, read_[static_cast<size_t>(number)], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
+    return read(r.images, read_[number], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
 }
 
 void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
@@ -213,7 +186,8 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     Entries& entries = kept;
     if (!check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
     if (!is_possible(header) || !entries.open(packed, header).ok()) return;
-    const int64_t* first = std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
+    const int64_t* first =
+        std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
     if (first == crops + count) return;
     Box window = box_of(r, *first);
     for (const int64_t* other = first + 1; other < crops + count; ++other) {
@@ -222,7 +196,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
         window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
         window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
     }
-    Sample& s = samples_[static_cast<size_t>(*first)];
+    Sample& s = samples_[*first];
     GpuImage& image = s.image;
     image = GpuImage();
     if (!copy_codes(header, image)) return;
@@ -230,8 +204,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     image.leader = static_cast<int>(*first);
     image.components = header.component_count;
     image.half_width = header.half_width, image.half_height = header.half_height;
-    const Span rows = needed_mcus(window.top, window.bottom, header.half_height, header.mcu_height, header.mcu_rows);
-    const Span columns = needed_mcus(window.left, window.right, header.half_width, header.mcu_width, header.mcus_per_row);
+    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
     int64_t blocks = 0, per_mcu = 0;
     for (int n = 0; n < header.component_count; ++n) {
         const Component& from = header.component[n];
@@ -255,7 +228,7 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
     s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
     s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
     s.first_row = rows.begin, s.first_column = columns.begin;
-    s.stretches.clear();
+    s.runs.clear();
     s.items = 0, s.bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
     for (int row = rows.begin; row < rows.end; ++row)
@@ -269,20 +242,17 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             item.count = static_cast<unsigned short>(end - column);
             item.word = entry.bit;
             item.end = static_cast<unsigned>(kNoEnd);
-            for (int n = 0; n < header.component_count; ++n) item.predictor[n] = static_cast<short>(entry.predictor[n]);
-            // What one entry point says, decode() compares with what it finds; a predictor that no block can have is found there.
-            bool fits = std::equal(item.predictor, item.predictor + header.component_count, entry.predictor);
+            bool fits = copy_predictors(entry, header, item.predictor);
             int64_t bytes;
             if (at + 1 < entries.count()) {
                 const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
-                for (int n = 0; n < header.component_count; ++n) item.end_predictor[n] = static_cast<short>(next.predictor[n]);
-                fits = fits && std::equal(item.end_predictor, item.end_predictor + header.component_count, next.predictor);
+                fits = copy_predictors(next, header, item.end_predictor) && fits;
                 bytes = next.bit / 8 - entry.bit / 8;
             } else {
-                const uint8_t *from = file.data + header.scan_begin + entry.bit / 8, *limit = file.data + header.scan_end;
-                bytes = find_end(from, limit) - from;
+                const uint8_t* from = file.data + header.scan_begin + entry.bit / 8;
+                bytes = find_marker(from, file.data + header.scan_end, false) - from;
                 s.scan_bytes = entry.bit / 8 + bytes;
             }
             if (!fits) return;
@@ -293,27 +263,27 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             }
             s.items += parts;
             s.bytes += bytes;
-            s.stretches.push_back(item);
+            s.runs.push_back(item);
         }
     place(r, *first);
     for (const int64_t* other = first + 1; other < crops + count; ++other) {
         if (!is_inside(box_of(r, *other), header)) continue;
-        Sample& sharing = samples_[static_cast<size_t>(*other)];
+        Sample& sharing = samples_[*other];
         sharing.image = image;
         sharing.image.blocks = 0;
         sharing.items = sharing.bytes = sharing.blocks = sharing.samples = 0;
-        sharing.stretches.clear();
+        sharing.runs.clear();
         place(r, *other);
     }
 }
 
 void GpuPlan::sort_by_file(const GpuRequest& r) {
     first_crop_.assign(static_cast<size_t>(r.files) + 1, 0);
-    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[static_cast<size_t>(r.file_of[i]) + 1];
+    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[r.file_of[i] + 1];
     std::partial_sum(first_crop_.begin(), first_crop_.end(), first_crop_.begin());
     crops_.resize(static_cast<size_t>(r.count));
     std::vector<int64_t> next = first_crop_;
-    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[static_cast<size_t>(r.file_of[i])]++)] = i;
+    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[r.file_of[i]]++)] = i;
 }
 
 bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
@@ -325,12 +295,12 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     is_read_ = r.disk != nullptr;
     if (is_read_) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
     const bool open = for_each(r.files, pool, [&](int64_t file) {
-        const int64_t *begin = crops_.data() + first_crop_[static_cast<size_t>(file)], *end = crops_.data() + first_crop_[static_cast<size_t>(file) + 1];
+        const int64_t *begin = crops_.data() + first_crop_[file], *end = crops_.data() + first_crop_[file + 1];
         if (begin == end) return;
         try {
             look_at(r, file, begin, end - begin);
         } catch (const std::bad_alloc&) {
-            samples_[static_cast<size_t>(*begin)].is_short_of_memory = true;
+            samples_[*begin].is_short_of_memory = true;
         }
     });
     if (!open) return false;
@@ -343,7 +313,7 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         if (!s.is_taken) continue;
         GpuSizes more = sizes_;
         GpuImage& image = s.image;
-        const Sample& leader = samples_[static_cast<size_t>(image.leader)];  // of a lower number, or this one
+        const Sample& leader = samples_[image.leader];  // of a lower number, or this one
         if (!leader.is_taken) {
             s.is_taken = false;
             continue;
@@ -352,17 +322,20 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
         image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
         image.samples = &leader == &s ? more.samples : leader.image.samples;
-        image.weights[0] = more.weights, image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
+        image.weights[0] = more.weights,
+        image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
         more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
         more.tiles += s.tiles;
-        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between, more.weights += s.weights;
+        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between,
+            more.weights += s.weights;
         const int64_t more_bytes = bytes + round_up(s.bytes, 16);
         more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
         more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
         more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
         more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
         more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
-        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX && more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
+        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX &&
+                          more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
         s.is_taken = fits;
         if (!fits) continue;
         taken[i] = 1;
@@ -373,31 +346,32 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
     return true;
 }
 
-// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
-// of all; their room follows from look_at.
-bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
+// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes
+// begin at `word` of all; their room follows from look_at.
+bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word,
+                    int64_t& count) const {
     count = 0;
-    if (s.stretches.empty()) return true;  // cut from another crop's window
+    if (s.runs.empty()) return true;  // cut from another crop's window
     const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
     Unstuffing in(limit, bytes);
     int row = -1;
-    for (const GpuItem& stretch : s.stretches) {
-        const uint8_t* from = begin + stretch.word / 8;
-        const bool has_end = stretch.end != kNoEnd, is_exact = stretch.how_it_ends == kGpuEndsAt;
-        const uint8_t* end = has_end ? begin + stretch.end / 8 : limit;
-        if (stretch.row != row) in.begin(from);
-        row = stretch.row;
+    for (const GpuItem& run : s.runs) {
+        const uint8_t* from = begin + run.word / 8;
+        const bool has_end = run.end != kNoEnd, is_exact = run.how_it_ends == kGpuEndsAt;
+        const uint8_t* end = has_end ? begin + run.end / 8 : limit;
+        if (run.row != row) in.begin(from);
+        row = run.row;
         const uint8_t* at = in.reach(from);
         if (!at) return false;
-        int64_t mcu = static_cast<int64_t>(s.first_row + stretch.row) * s.mcus_per_row + s.first_column + stretch.column;
-        GpuItem item = stretch;
-        unsigned first_bit = stretch.word % 8;
-        for (int left = stretch.count; left > 0;) {
+        int64_t mcu = static_cast<int64_t>(s.first_row + run.row) * s.mcus_per_row + s.first_column + run.column;
+        GpuItem item = run;
+        unsigned first_bit = run.word % 8;
+        for (int left = run.count; left > 0;) {
             const int64_t until = every ? std::min(mcu + left, (mcu / every + 1) * every) : mcu + left;
             left -= static_cast<int>(until - mcu);
             item.count = static_cast<unsigned short>(until - mcu);
-            item.how_it_ends = stretch.how_it_ends;
+            item.how_it_ends = run.how_it_ends;
             item.word = static_cast<unsigned>(word + (at - bytes) / 4);
             const int64_t aside = (at - bytes) % 4;  // bytes of the word before the item's first
             item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
@@ -405,28 +379,28 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
             const bool is_at_end = stop && has_end && !is_marker_due;
             if (!stop) {
-                // A marker in what the crop does not need is nobody's business here: the decoder stops before it, or tells.
+                // A marker behind what the crop needs does not matter: the decoder stops before it, or refuses.
                 if (is_exact) return false;
                 stop = in.reach_marker();
             }
             item.end = static_cast<unsigned>((stop - at + aside) * 8);
             if (is_marker_due) {
-                const uint8_t* marker = in.marker();
-                in.finish(marker);
-                while (marker < limit && *marker == 0xFF) ++marker;
-                if (marker >= limit || *marker != 0xD0 + ((until / every - 1) & 7)) return false;
+                in.finish(in.marker());
+                const uint8_t* marker = skip_fill(in.marker(), limit);
+                if (marker >= limit || *marker != restart_marker(until / every - 1)) return false;
                 item.how_it_ends = kGpuEndsPadded;
                 in.begin(marker + 1);
                 at = in.at();
                 // The next entry point stands behind the marker, and begins anew.
-                const bool is_anew = marker + 1 == end && stretch.end % 8 == 0 &&
-                                     std::all_of(stretch.end_predictor, stretch.end_predictor + 3, [](short p) { return p == 0; });
+                const bool is_anew =
+                    marker + 1 == end && run.end % 8 == 0 &&
+                    std::all_of(run.end_predictor, run.end_predictor + 3, [](short p) { return p == 0; });
                 if (!left && !is_anew) return false;
             } else if (is_at_end) {
-                // The last bits are in a byte that may not begin a marker. MCUs that the crop does not need may be fewer bits than these.
-                const bool is_marker = stretch.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
+                // The byte of the last bits may begin a marker only where the crop does not need those bits.
+                const bool is_marker = run.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
                 if (is_marker && is_exact) return false;
-                if (!is_marker) item.end += stretch.end % 8;
+                if (!is_marker) item.end += run.end % 8;
             }
             items[count++] = item;
             mcu = until;
@@ -435,7 +409,7 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             std::fill_n(item.predictor, 3, short{0});
         }
         // The last of its row: its bytes to the end, and what is begun of the next.
-        if (&stretch == &s.stretches.back() || (&stretch + 1)->row != row) {
+        if (&run == &s.runs.back() || (&run + 1)->row != row) {
             const bool is_open = in.reach(end) != nullptr;
             in.finish(is_open ? end : in.marker());
             if (is_open && end < limit) *in.at() = *end;
@@ -467,7 +441,7 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
 
 bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {
     const bool is_done = for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
-        const Sample& sample = samples_[static_cast<size_t>(i)];
+        const Sample& sample = samples_[i];
         if (sample.is_taken) fill_one(data, sample, staged);
     });
     if (is_read_) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU needs to decode a batch: headers are read, entry points are checked, and the entropy-coded bytes under the crops are
-// laid out, without their stuffing, for the kernels in src/feedrate/kernel/cuda. What is not taken here (no entry points, a kind of JPEG that the
-// kernel leaves to others, damage, too little room) is decoded as always: a plan never makes pixels that decode() does not make.
+// What a GPU needs to decode a batch. The plan reads headers, checks entry points, and lays out the entropy-coded bytes
+// under the crops, without their stuffing, for the kernels in src/feedrate/kernel/cuda. Images that it does not take
+// (no entry points, damage, too little room) are left to decode(); those that it takes come to the same pixels.
 #pragma once
 
 #include <cstddef>
@@ -9,34 +9,34 @@
 #include <memory>
 #include <vector>
 
+#include "../src/feedrate/kernel/cuda/layout.h"
 #include "batch.h"
 #include "files.h"
 #include "jpeg.h"
 #include "pool.h"
-#include "../src/feedrate/kernel/cuda/layout.h"
 
 namespace feedrate {
 
 // The caller owns every array, and keeps them until look() returns.
 struct GpuRequest {
-    int64_t count;                 // of crops
+    int64_t count;  // of crops
     int64_t files;
-    const int32_t* file_of;        // of each crop, from 0 to files - 1; a file that several share is decoded once
-    // The files, in memory: one behind the other, and where each begins, and the end (files + 1 numbers); entry points, the same way.
+    const int32_t* file_of;  // of each crop, from 0 to files - 1; a file that several share is decoded once
+    // Files in memory, one behind the other, with files + 1 numbers for where each begins; entry points the same way.
     const uint8_t* data;
     const int64_t* starts;
     const uint8_t* entries;
     const int64_t* entry_starts;
-    // Or on disk, which look() then reads and checks, so that a thread plans what its cache still holds; null: in memory.
+    // Files on disk, which look() reads and checks: a thread plans what its cache still holds. Null: in memory.
     Files* disk;
     Ranges images, entry_ranges;
-    const uint32_t* crcs;          // crc32c of each file; of those in memory already checked
-    const int32_t* boxes;          // left, top, right, bottom
+    const uint32_t* crcs;  // crc32c of each file; of those in memory already checked
+    const int32_t* boxes;  // left, top, right, bottom
     const uint8_t* flips;
-    const uint8_t* filters;        // by Pillow's numbers
-    bool before_13;                // as Target has it
-    int height, width;             // of all outputs
-    int64_t most_memory;           // bytes on the device that all buffers together may take
+    const uint8_t* filters;  // by Pillow's numbers
+    bool before_13;          // as Target has it
+    int height, width;       // of all outputs
+    int64_t most_memory;     // bytes on the device that all buffers together may take
 };
 
 // How large the buffers are, in elements, and where the parts of what is staged begin, in bytes.
@@ -54,23 +54,24 @@ public:
     GpuPlan() = default;
     GpuPlan(const GpuPlan&) = delete;
     GpuPlan& operator=(const GpuPlan&) = delete;
-    // Looks at every file; taken[i] becomes 1 where the plan holds crop i. False: the pool is closed. Throws std::bad_alloc.
+    // Sets taken[i] to 1 where the plan holds crop i. False: the pool is closed. Throws std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, uint8_t* taken);
     const GpuSizes& sizes() const { return sizes_; }
     // Of sample `i` of what look() saw: 1 (gray) or 3; 0: it was not taken.
-    int components(size_t i) const { return i < samples_.size() && samples_[i].is_taken ? samples_[i].image.components : 0; }
+    int components(size_t i) const {
+        return i < samples_.size() && samples_[i].is_taken ? samples_[i].image.components : 0;
+    }
     // Of what look() saw; -1 when it did not come to its end.
     int64_t data_bytes() const { return data_bytes_; }
     // Writes sizes().staged bytes; `data` is what look() saw in memory. The buffer is aligned to 16 bytes.
     bool fill(const uint8_t* data, Pool* pool, uint8_t* staged);
 
 private:
-    // A crop. The first of its file carries what is decoded, in a window that all of the file's crops lie in; the others have no items and no
-    // blocks.
+    // A crop. The first one of a file holds the items and blocks for all crops of that file.
     struct Sample {
         bool is_taken = false, is_short_of_memory = false;
         GpuImage image;
-        std::vector<GpuItem> stretches;  // `word` and `end`: bits in the entropy-coded data, from one entry to the next
+        std::vector<GpuItem> runs;  // from one entry to the next; `word` and `end`: bits in the entropy-coded data
         size_t file = 0;
         int64_t scan = 0, scan_bytes = 0;  // where in `data`, or in what was read
         int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
@@ -84,7 +85,8 @@ private:
     void look_at(const GpuRequest& request, int64_t file, const int64_t* crops, int64_t count);
     void place(const GpuRequest& request, int64_t i);
     void sort_by_file(const GpuRequest& request);
-    bool stage(const uint8_t* data, const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const;
+    bool stage(const uint8_t* data, const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word,
+               int64_t& count) const;
     void fill_one(const uint8_t* data, const Sample& sample, uint8_t* staged) const;
 
     std::vector<Sample> samples_;

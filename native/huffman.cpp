@@ -70,20 +70,22 @@ void HuffmanTable::make_pairs() {
         const unsigned bits = first.word & 63;
         const uint64_t move = first.move();
         const bool moves = move < kNotHere;
-        const uint64_t start = bits | (moves ? move << 8 : 0) | move << 16, alone = start | static_cast<uint64_t>(first.word >> 16) << 48;
+        const uint64_t start = bits | (moves ? move << 8 : 0) | move << 16,
+                       alone = start | static_cast<uint64_t>(first.word >> 16) << 48;
         if (!moves || bits >= kLookahead) {
             for (; i < kAll && lookup[i].word == first.word; ++i) pairs[i] = {alone};
             continue;
         }
-        // Those that begin with all bits of the symbol. Of the next one the rest of the index is known: enough if all symbols that begin so
-        // are the same, and as they stand in order, the first and the last of them tell.
+        // Those that begin with all bits of the symbol. Of the next one the rest of the index is known: enough if all
+        // symbols that begin so are the same, and as they stand in order, the first and the last of them tell.
         const unsigned rest = kLookahead - bits, taken = i >> rest;
         const uint64_t value = static_cast<uint16_t>(first.value(static_cast<uint64_t>(i) << (64 - kLookahead)));
         for (unsigned next = 0; next < kAll; next += 1u << bits, ++i) {
             const Symbol second = lookup[next];
             const bool known = second.word == lookup[next + (1u << bits) - 1].word && second.move() != kNotHere;
             const uint64_t base = static_cast<uint16_t>((second.word >> 16) - (taken << (second.word & 63)));
-            pairs[i] = {known ? start + (second.word & 63) + (second.move() << 16) + (value << 32) + (base << 48) : alone};
+            pairs[i] = {known ? start + (second.word & 63) + (second.move() << 16) + (value << 32) + (base << 48)
+                              : alone};
         }
     }
     is_paired = true;
@@ -93,7 +95,8 @@ Symbol HuffmanTable::long_code(uint32_t next) const {
     for (int length = kLookahead; length <= 16; ++length) {
         const int code = static_cast<int>(next >> (17 - length));
         // Codes grow with their length, so the first length whose last code is not below this one is the right one.
-        if (code < code_end[length]) return make_symbol(code, length, symbols[code + symbol_offset[length]], next >> (16 - length) & 1);
+        if (code < code_end[length])
+            return make_symbol(code, length, symbols[code + symbol_offset[length]], next >> (16 - length) & 1);
     }
     return kNone;
 }

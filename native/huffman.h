@@ -13,16 +13,18 @@ namespace feedrate {
 
 // A decoded symbol, in one word, from the lowest bit:
 //    6  bits of code and value together
-//    8  (from bit 8) how far the zigzag index moves: the run of zeros plus one, or kEndOfBlock, or kNotHere when the lookup does not
-//       hold the code, or there is none. With these two the index leaves the block, so that one comparison per symbol finds them
-//   16  (from bit 16) added to the bits of code and value, which takes the code away and makes the value negative if the first bit
-//       after the code says so
+//    8  (from bit 8) how far the zigzag index moves: the run of zeros plus one, kEndOfBlock, or kNotHere when the
+//       lookup does not hold the code. The last two move it out of the block: one comparison per symbol finds them
+//   16  (from bit 16) added to the bits of code and value: takes the code away, and makes the value negative if the
+//       first bit after the code says so
 struct Symbol {
     uint32_t word;
 
     FEEDRATE_INLINE uint64_t move() const { return word >> 8 & 0xFF; }
     // One bit at least belongs to a symbol, so that the shift is 63 at most.
-    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 16)); }
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const {
+        return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 16));
+    }
 };
 constexpr int kEndOfBlock = 128, kNotHere = 64;
 
@@ -38,45 +40,46 @@ struct Pair {
     FEEDRATE_INLINE uint64_t first_move() const { return word >> 8 & 0xFF; }
     FEEDRATE_INLINE uint64_t move() const { return word >> 16 & 0xFF; }
     FEEDRATE_INLINE int16_t first_value() const { return static_cast<int16_t>(word >> 32); }
-    FEEDRATE_INLINE int16_t value(uint64_t buffer) const { return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 48)); }
+    FEEDRATE_INLINE int16_t value(uint64_t buffer) const {
+        return static_cast<int16_t>((buffer >> ((0u - word) & 63)) + (word >> 48));
+    }
 };
 
 struct HuffmanTable {
-    // 11 bits hold nearly all codes of photographs with the bit after them, and more often than not two symbols; the tables stay in the
-    // first-level cache (with 12, photographs at 4:4:4 are slower). What is found here takes 25 bits at most, 10 and a value of 15. A
-    // step of that and a long code with its value, 31 bits, fit between refills of 56 bits.
+    // 11 bits hold nearly all codes of photographs with the bit after them, and mostly two symbols. The tables stay in
+    // the first-level cache; with 12 bits, photographs at 4:4:4 are slower. A lookup takes 25 bits at most (a code of
+    // 10, a value of 15). One lookup and one long code with its value, 31 bits, fit between refills of 56 bits.
     static constexpr int kLookahead = 11;
     Pair pairs[1 << kLookahead];     // AC, if is_paired
     Symbol lookup[1 << kLookahead];  // DC, and AC where a pair does not fit what is left of a block
-    uint8_t place[64];     // kPlace, where the loop over symbols reaches it without another register
-    int32_t code_end[17];  // by length: one past the last code; 0 when there is none
+    uint8_t place[64];               // kPlace, where the loop over symbols reaches it without another register
+    int32_t code_end[17];            // by length: one past the last code; 0 when there is none
     int32_t symbol_offset[17];
     uint8_t symbols[256];
     uint8_t counts[16] = {};
     bool is_built = false, is_dc = false, is_paired = false;
     int met = 0;  // how often it was wanted again
 
-    // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was built before.
-    // Pairs take most of the time. Who reads little may do without, unless the table is one that comes again and again.
+    // False when the counts do not make a prefix code, or a DC symbol is not a size. Quick when the same table was
+    // built before. Pairs take most of the time: a caller that reads little does without, unless the table comes often.
     bool build(const HuffmanSpec& spec, bool dc, bool paired);
     void make_pairs();
     // For codes that the lookup does not hold. `next` is the next 17 bits; kNotHere when they begin no code.
     Symbol long_code(uint32_t next) const;
 };
 
-// Where the coefficient of a zigzag index is kept, and its quantiser: rows r and r + 4 together, value by value, as the IDCT takes them
-// up. The DC coefficient is the first.
+// Where the coefficient of a zigzag index is stored, and its quantiser. The IDCT reads rows r and r + 4 together, value
+// by value. The DC coefficient is the first.
 extern const uint8_t kPlace[64];
 constexpr int place_of(int row, int column) { return row % 4 * 16 + column * 2 + row / 4; }
 
-// The next bits stand at the top of `buffer`; only the low six bits of `bits` count. Reads up to 8 bytes at `at`.
+// The next bits stand at the top of `buffer`; only the low six bits of `bits` are used. Reads up to 8 bytes at `at`.
 struct BitReader {
     uint64_t buffer = 0;
     uint64_t bits = 0;
     const uint8_t* at = nullptr;
 
-    // 56 bits or more afterwards. Bits past the counted ones are those of the bytes at `at`; reading them again leaves them as
-    // they are.
+    // 56 bits or more afterwards. Bits beyond the counted ones equal those at `at`: to read them again changes nothing.
     FEEDRATE_INLINE void refill() {
         uint64_t word;
         std::memcpy(&word, at, 8);
@@ -87,7 +90,7 @@ struct BitReader {
         at += (~bits >> 3) & 7;
         bits |= 56;
     }
-    // Only the low six bits of `count` count, too.
+    // Only the low six bits of `count` are used.
     FEEDRATE_INLINE void drop(uint64_t count) {
         buffer <<= count & 63;
         bits -= count;
@@ -115,8 +118,7 @@ struct McuTables {
     HuffmanTable dc[4], ac[4];
 };
 
-// Where that loop is. It reads unstuffed bytes up to `end`, then up to kMaxMcuBytes + 16 of whatever follows: where the data ends is
-// looked at once per MCU.
+// Where that loop is. It checks once per MCU where the data ends, so it may read kMaxMcuBytes + 16 bytes beyond `end`.
 struct McuStream {
     BitReader in;
     const uint8_t* end = nullptr;
@@ -125,8 +127,10 @@ struct McuStream {
     bool bad_dc = false;      // or a DC value beyond 16 bits
     int predictor[kMaxComponents] = {};
 
-    // Negative: bits were used that are not there.
-    FEEDRATE_INLINE int64_t bits_left(const BitReader& reader) const { return (end - reader.at) * 8 + static_cast<int64_t>(reader.bits & 63); }
+    // Negative: more bits were used than there are.
+    FEEDRATE_INLINE int64_t bits_left(const BitReader& reader) const {
+        return (end - reader.at) * 8 + static_cast<int64_t>(reader.bits & 63);
+    }
     int64_t bits_left() const { return bits_left(in); }
     // What must be left for an MCU to begin.
     int64_t bits_needed() const { return to_the_end ? 0 : kMaxMcuBytes * 8; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The JPEG part of the kernel: baseline and extended sequential 8-bit Huffman JPEG with one interleaved scan, gray or
-// YCbCr with chroma at full or half resolution. Pixels are those of libjpeg-turbo's accurate decode (islow IDCT, triangle
-// upsampling, its integer colour conversion) followed by Pillow's crop and resize.
+// YCbCr with chroma at full or half resolution. Pixels are those of libjpeg-turbo's accurate decode (islow IDCT,
+// triangle upsampling, its integer colour conversion) followed by Pillow's crop and resize.
 //
 // Who owns what: the caller owns the bytes of the file and the output; neither is kept after a call returns. A Header
 // points into the bytes of the file. A Decoder owns scratch memory, is used by one thread at a time, and may be reused.
@@ -16,24 +16,29 @@
 //   12  u8   bits of a distance, 1 to 32; then u8 per component: bits of its DC predictor, 0 to 16
 //       i16  per component: the lowest DC predictor
 //       entries, by row and then by column, as one string of bits, the lowest bit of a byte first, each:
-//         the distance in bits from the entry before it, 0 for the first one. Distances are between the MCUs' first bits (after a
-//         restart marker, if one stands before the MCU), in the entropy-coded data of the file as it is (stuffed zero
-//         bytes count); the first one stands where that data begins
+//         the distance in bits from the entry before it, 0 for the first one, which is where the entropy-coded data
+//         begins. Distances are between the MCUs' first bits, behind a restart marker if there is one, in the data of
+//         the file as it is: stuffed zero bytes count
 //         per component: the DC predictor before the MCU, less the lowest
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "bytes.h"
 #include "status.h"
 
 namespace feedrate {
 
 constexpr int kMaxComponents = 3;
+constexpr int kMaxDimension = 65500;  // libjpeg's limit
 // A crop beyond this is refused: it would take gigabytes, and no training image is near it.
 constexpr int64_t kMaxCropPixels = int64_t{512} << 20;
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 struct HuffmanSpec {
     const uint8_t* counts = nullptr;   // 16 counts of codes by length; null: the table is not defined
@@ -63,31 +68,42 @@ struct Header {
     size_t scan_begin = 0, scan_end = 0;  // the entropy-coded data; scan_end stands at the marker that ends it
 };
 
-// Reads the headers, and finds where the entropy-coded data ends, unless told that the end of the file will do. When the outcome is
-// not ok, width and height are set if they were seen.
+// Reads the headers. Finds where the entropy-coded data ends, or takes the end of the file for it. Width and height are
+// set if they were seen, whatever the outcome.
 Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_end = true);
 
-// Whether the file is long enough for what its headers claim: every block takes two bits or more. A small file that claims a huge image
-// is told before memory is taken for it.
+// Whether the file is long enough for the image that it claims: every block takes two bits or more. Asked before memory
+// is taken.
 bool is_possible(const Header& header);
 
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);
 
-// The name of the format that parse_jpeg's not_jpeg tells by number.
-const char* format_name(int format);
-
-// How far apart entry points stand in the entropy-coded data unless told otherwise. On 250 photographs of 109 KB they then take 0.54 % of
-// the data. Closer ones gain this decoder nothing that can be measured; rows alone (0.22 %) cost 2 % more instructions.
+// The usual distance of entry points in the entropy-coded data. On 250 photographs of 109 KB they take 0.54 % of the
+// data. Closer ones gain nothing that can be measured; entries at rows alone (0.22 %) cost 2 % more instructions.
 constexpr int64_t kBytesPerEntry = 1000;
 
-// Decodes every Huffman code once. `entries` is empty unless the outcome is ok; `file_crc` is the crc32c of the whole file, which they name.
-// They stand about `bytes_per_entry` (1 or more) apart; never further than a row of MCUs, never closer than an MCU.
-Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries, int64_t bytes_per_entry = kBytesPerEntry);
+// Decodes every Huffman code once. `entries` is empty unless the outcome is ok, and holds `file_crc`, the crc32c of the
+// file. Entry points are about `bytes_per_entry` (1 or more) apart, at least an MCU and at most a row of MCUs.
+Outcome scan_jpeg(const uint8_t* data, size_t size, uint32_t file_crc, Header& header, std::string& entries,
+                  int64_t bytes_per_entry = kBytesPerEntry);
 
 struct Box {
     int left, top, right, bottom;
+
+    int64_t pixels() const { return static_cast<int64_t>(right - left) * (bottom - top); }
 };
+
+// Whether a box is not empty, inside an image of this size, and not larger than kMaxCropPixels.
+Outcome check_box(const Box& box, int64_t width, int64_t height);
+
+struct Span {
+    int begin, end;
+};
+
+// The MCUs that hold a box and, where chroma is halved, one chroma sample to each side of it.
+Span needed_rows(const Box& box, const Header& header);
+Span needed_columns(const Box& box, const Header& header);
 
 // Pillow's filters, by Pillow's numbers.
 enum class Filter : uint8_t { nearest, lanczos, bilinear, bicubic, box, hamming };
@@ -102,11 +118,6 @@ struct Target {
     bool before_13 = false;  // Pillow's order of passes, where it shows (resize.cpp)
 };
 
-struct Bytes {
-    const uint8_t* data = nullptr;
-    size_t size = 0;
-};
-
 // How far a decode goes. All but the last are for measuring: the time of a stage is what it adds.
 enum class Stage { headers, huffman, idct, colour, resize };
 
@@ -119,14 +130,15 @@ public:
 
     // Decodes `box` of the file into `target`. `entries` may be empty; `file_crc` is looked at only when they are not.
     // Throws std::bad_alloc only.
-    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target, Stage last = Stage::resize);
+    Outcome decode(Bytes file, uint32_t file_crc, Bytes entries, const Box& box, const Target& target,
+                   Stage last = Stage::resize);
 
     // Gives memory back that only an unusually large image needed.
     void trim();
 
 private:
     struct Scratch;
-    Scratch* scratch_;
+    std::unique_ptr<Scratch> scratch_;
 };
 
 }  // namespace feedrate

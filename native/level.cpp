@@ -22,9 +22,10 @@ std::vector<const Level*> find_levels() {
 #if FEEDRATE_X86
     // The compiler's runtime asks the operating system too whether it saves the registers.
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                            __builtin_cpu_supports("avx512dq");
+    const bool has_avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (has_avx2 && has_avx512) found.push_back(&kAvx512);
     if (has_avx2) found.push_back(&kAvx2);
 #endif
@@ -50,7 +51,8 @@ struct Choice {
             }
             names += (names.empty() ? "" : ", ") + std::string(one->name);
         }
-        error = "FEEDRATE_SIMD is \"" + std::string(wanted) + "\", and this machine has " + names + "; set it to one of them, or not at all";
+        error = "FEEDRATE_SIMD is \"" + std::string(wanted) + "\", and this machine has " + names +
+                "; set it to one of them, or not at all";
     }
 };
 

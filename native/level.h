@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops that take the time, as one table of functions per level of instructions. The level is chosen once, when it is
-// first asked for: the best that the machine has, or the one that FEEDRATE_SIMD names. All levels give the same bytes.
+// The loops that take most of the time, as one table of functions per level of instructions. The level is chosen once:
+// the best that the machine has, or the one that FEEDRATE_SIMD names. All levels give the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ struct Planes {
     ptrdiff_t stride[kMaxComponents];
 };
 
-// What is done with the blocks of an MCU. `skip_singly` needs no pairs of symbols in the tables. `store` is for measuring:
-// coefficients are stored, and that is all.
+// What is done with the blocks of an MCU. `skip_singly` needs no pairs of symbols in the tables. `store` is for
+// measuring: it leaves out the IDCT.
 enum class Blocks { skip, skip_singly, store, transform };
 
 // Four weights in two parts: weight = 65536 * high + low, low signed in 16 bits. A weight is between -0.3 and 1.3
@@ -52,17 +52,20 @@ struct Level {
     // kUnstuffSlack bytes more. Returns where it stopped in the source; `size` is what was written.
     const uint8_t* (*unstuff)(const uint8_t* from, const uint8_t* end, uint8_t* to, size_t room, size_t& size);
     // Decodes up to `count` MCUs; returns how many are good.
-    int64_t (*read_mcus)(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks, const Planes* planes);
+    int64_t (*read_mcus)(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks,
+                         const Planes* planes);
     // The same for two rows at once, symbol by symbol in turn: one waits for its table while the other computes.
-    int64_t (*read_mcu_pairs)(const McuTables& tables, McuStream (&streams)[2], int64_t count, Blocks blocks, const Planes (&planes)[2]);
+    int64_t (*read_mcu_pairs)(const McuTables& tables, McuStream (&streams)[2], int64_t count, Blocks blocks,
+                              const Planes (&planes)[2]);
     // Pixels of four bytes: R, G, B, 0.
     void (*convert_rgb)(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out);
     // The parts of colour.h's double_width and double_both that are far from borders.
     void (*widen)(const uint8_t* in, int count, uint8_t* out);
     void (*add_rows)(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums);
     void (*widen_sums)(const uint16_t* in, int count, uint8_t* out);
-    // Two lines at once across. Reads four pixels for every group of taps, so up to 4 * taps.groups past the end of a line.
-    void (*shrink)(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1);
+    // Two lines at once across. Reads four pixels per group of taps: up to 4 * taps.groups past the end of a line.
+    void (*shrink)(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                   uint32_t* out1);
     // One output line from `count` lines of `width` bytes, a multiple of kLineChunk.
     void (*lower)(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out);
     // Pixels of four bytes to three, mirrored if asked.

@@ -6,7 +6,8 @@
 #ifdef __clang__
 #define FEEDRATE_TARGET __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq")))
 #else
-#define FEEDRATE_TARGET __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
+#define FEEDRATE_TARGET \
+    __attribute__((target("avx2,bmi,bmi2,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")))
 #endif
 #define FEEDRATE_VECTORS 256
 #include "hot/level.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The door for Python: hands over pointers and lets go of the GIL. feedrate.kernel has checked shapes, types and lengths; an
-// array that it could have got wrong is checked here again by its type.
+// The door for Python: hands over pointers and lets go of the GIL. feedrate.kernel has checked shapes, types and
+// lengths; an array that it could have got wrong is checked here again by its type.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -12,7 +12,6 @@
 #include <new>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "batch.h"
@@ -25,6 +24,7 @@
 #include "members.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
 using namespace feedrate;
 
 namespace {
@@ -39,6 +39,54 @@ void need(bool condition, const char* message) {
     if (!condition) throw nb::value_error(message);
 }
 
+template <class Work>
+auto without_gil(const Work& work) {
+    nb::gil_scoped_release release;
+    return work();
+}
+
+// The same for what returns false when the pool is closed.
+template <class Work>
+void run_in_pool(const Work& work) {
+    need(without_gil(work), "the pool is closed");
+}
+
+size_t product(int a, int b, int c) { return static_cast<size_t>(a) * static_cast<size_t>(b) * static_cast<size_t>(c); }
+
+Box box_from(const nb::tuple& box) {
+    return {nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
+}
+
+// `shape` is height and width, and the channels if these are not given.
+Target target_from(const Array<uint8_t>& out, const nb::tuple& shape, int channels, bool flip, int filter,
+                   bool before) {
+    const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
+    const bool is_given = channels != 0;
+    if (!is_given) channels = nb::cast<int>(shape[2]);
+    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
+    need(height > 0 && width > 0 && (channels == 1 || channels == 3),
+         is_given ? "shape must be height and width" : "shape must be height, width and 1 or 3");
+    need(out.shape(0) == product(height, width, channels), "out has the wrong size");
+    return {out.data(), height, width, channels, flip, static_cast<Filter>(filter), before};
+}
+
+void need_filters(const Array<const uint8_t>& filters, size_t count) {
+    const auto is_known = [](uint8_t one) { return one < kFilters; };
+    need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, is_known),
+         "filters need one of Pillow's numbers per sample");
+}
+
+// `starts` divides what has `end` elements into `count` pieces.
+void check_starts(const Array<const int64_t>& starts, size_t count, size_t end) {
+    need(starts.shape(0) == count + 1 && starts.data()[0] == 0 && starts.data()[count] == static_cast<int64_t>(end),
+         "starts do not fit what they divide");
+    for (size_t i = 0; i < count; ++i) need(starts.data()[i] <= starts.data()[i + 1], "starts are not in order");
+}
+
+Bytes piece_of(const Array<const uint8_t>& whole, const Array<const int64_t>& starts, size_t i) {
+    return {whole.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i])};
+}
+
 struct RangeArrays {
     Array<const int32_t> file;
     Array<const int64_t> offset, length;
@@ -47,7 +95,8 @@ struct RangeArrays {
 
 // Called with the GIL held.
 Ranges ranges_of(const RangeArrays& arrays, size_t count) {
-    need(arrays.file.shape(0) == count && arrays.offset.shape(0) == count && arrays.length.shape(0) == count, "ranges differ in length");
+    need(arrays.file.shape(0) == count && arrays.offset.shape(0) == count && arrays.length.shape(0) == count,
+         "ranges differ in length");
     const bool checked = arrays.crc.shape(0) != 0;
     need(!checked || arrays.crc.shape(0) == count, "ranges differ in length");
     return {arrays.file.data(), arrays.offset.data(), arrays.length.data(), checked ? arrays.crc.data() : nullptr};
@@ -61,7 +110,8 @@ RangeArrays arrays_of(nb::tuple ranges) {
 // Too little memory is no fault of a sample: nobody may take it for damage and skip it.
 void need_memory(const Outcome& outcome) {
     if (outcome.why != Why::out_of_memory) return;
-    PyErr_SetString(PyExc_MemoryError, "out of memory while samples were read and decoded; fewer threads and smaller batches need less");
+    PyErr_SetString(PyExc_MemoryError,
+                    "out of memory while samples were read and decoded; fewer threads and smaller batches need less");
     throw nb::python_error();
 }
 
@@ -81,9 +131,10 @@ nb::tuple as_tuple(const Outcome& o) {
     return nb::make_tuple(static_cast<int>(o.status), o.ok() ? std::string() : words(o));
 }
 
-void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array<const int32_t> boxes, Array<const uint8_t> flips,
-                       Array<const uint8_t> filters, bool before_13, Array<uint8_t> out, nb::tuple shape, Array<const uint8_t> raw, Pool* pool,
-                       Array<int64_t> bytes_read, Details details) {
+void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array<const int32_t> boxes,
+                       Array<const uint8_t> flips, Array<const uint8_t> filters, bool before_13, Array<uint8_t> out,
+                       nb::tuple shape, Array<const uint8_t> raw, Pool* pool, Array<int64_t> bytes_read,
+                       Details details) {
     const size_t count = flips.shape(0);
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]), channels = nb::cast<int>(shape[2]);
     const RangeArrays image_arrays = arrays_of(images);
@@ -96,26 +147,17 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
         request.entries = ranges_of(entry_arrays, count);
     }
     need(height > 0 && width > 0 && (channels == 1 || channels == 3), "shape must be height, width and 1 or 3");
-    need(boxes.shape(0) == 4 * count && details.shape(0) == 4 * count, "boxes and details need four numbers per sample");
-    need(out.shape(0) == count * static_cast<size_t>(height) * static_cast<size_t>(width) * static_cast<size_t>(channels), "out has the wrong size");
-    request.boxes = boxes.data();
-    request.flips = flips.data();
-    need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
-         "filters need one of Pillow's numbers per sample");
-    request.filters = filters.data();
-    request.before_13 = before_13;
-    request.out = out.data();
-    request.height = height, request.width = width, request.channels = channels;
+    need(boxes.shape(0) == 4 * count && details.shape(0) == 4 * count,
+         "boxes and details need four numbers per sample");
+    need(out.shape(0) == count * product(height, width, channels), "out has the wrong size");
+    need_filters(filters, count);
     need(bytes_read.shape(0) == count && raw.shape(0) == count, "bytes_read and raw need one number per sample");
-    request.raw = raw.data();
-    request.bytes_read = bytes_read.data();
+    request.boxes = boxes.data(), request.flips = flips.data();
+    request.filters = filters.data(), request.before_13 = before_13;
+    request.height = height, request.width = width, request.channels = channels;
+    request.out = out.data(), request.raw = raw.data(), request.bytes_read = bytes_read.data();
     std::vector<Outcome> outcomes(count);
-    bool open;
-    {
-        nb::gil_scoped_release release;
-        open = decode_batch(files, request, pool, outcomes.data());
-    }
-    need(open, "the pool is closed");
+    run_in_pool([&] { return decode_batch(files, request, pool, outcomes.data()); });
     write_details(outcomes, details);
 }
 
@@ -125,16 +167,12 @@ void check_ranges_door(Files& files, nb::tuple ranges, Pool* pool, Details detai
     const RangeArrays arrays = arrays_of(ranges);
     const Ranges request = ranges_of(arrays, count);
     std::vector<Outcome> outcomes(count);
-    bool open;
-    {
-        nb::gil_scoped_release release;
-        open = check_ranges(files, request, static_cast<int64_t>(count), pool, outcomes.data());
-    }
-    need(open, "the pool is closed");
+    run_in_pool([&] { return check_ranges(files, request, static_cast<int64_t>(count), pool, outcomes.data()); });
     write_details(outcomes, details);
 }
 
-void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> starts, Array<uint8_t> buffer, Pool* pool, Details details) {
+void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> starts, Array<uint8_t> buffer, Pool* pool,
+                      Details details) {
     need(starts.shape(0) > 0, "starts must have one more number than there are ranges");
     const size_t count = starts.shape(0) - 1;
     const RangeArrays arrays = arrays_of(ranges);
@@ -142,40 +180,38 @@ void read_ranges_door(Files& files, nb::tuple ranges, Array<const int64_t> start
     need(details.shape(0) == 4 * count, "details need four numbers per range");
     int64_t at = 0;
     for (size_t i = 0; i < count; ++i) {
-        const bool fits = starts.data()[i] == at && request.length[i] >= 0 && !__builtin_add_overflow(at, request.length[i], &at);
+        const bool fits =
+            starts.data()[i] == at && request.length[i] >= 0 && !__builtin_add_overflow(at, request.length[i], &at);
         need(fits, "starts do not follow from the lengths");
     }
     need(starts.data()[count] == at && buffer.shape(0) == static_cast<size_t>(at), "the buffer has the wrong size");
     std::vector<Outcome> outcomes(count);
-    bool open;
-    {
-        nb::gil_scoped_release release;
-        open = read_ranges(files, request, static_cast<int64_t>(count), starts.data(), buffer.data(), pool, outcomes.data());
-    }
-    need(open, "the pool is closed");
+    run_in_pool([&] {
+        return read_ranges(files, request, static_cast<int64_t>(count), starts.data(), buffer.data(), pool,
+                           outcomes.data());
+    });
     write_details(outcomes, details);
 }
 
 void gather_rows_door(Files& files, Array<const int32_t> file, Array<const int64_t> row, Array<const int64_t> bases,
                       Array<const int64_t> strides, Array<const int64_t> sizes, Array<uint8_t> out, Details details) {
     const size_t count = file.shape(0), columns = strides.shape(0);
+    need(row.shape(0) == count && bases.shape(0) == count * columns && sizes.shape(0) == columns && columns > 0,
+         "arrays differ in length");
     RowsRequest request{};
     for (size_t c = 0; c < columns; ++c) {
         need(sizes.data()[c] > 0 && sizes.data()[c] < (1 << 20), "a column has no size");
         request.row_size += sizes.data()[c];
     }
-    need(row.shape(0) == count && bases.shape(0) == count * columns && sizes.shape(0) == columns && columns > 0, "arrays differ in length");
-    need(request.row_size >= 4 && out.shape(0) == count * static_cast<size_t>(request.row_size) && details.shape(0) == 4 * count,
+    need(request.row_size >= 4 && out.shape(0) == count * static_cast<size_t>(request.row_size) &&
+             details.shape(0) == 4 * count,
          "out has the wrong size");
     request.count = static_cast<int64_t>(count);
     request.columns = static_cast<int>(columns);
     request.file = file.data(), request.row = row.data(), request.bases = bases.data();
     request.strides = strides.data(), request.sizes = sizes.data(), request.out = out.data();
     std::vector<Outcome> outcomes(count);
-    {
-        nb::gil_scoped_release release;
-        gather_rows(files, request, outcomes.data());
-    }
+    without_gil([&] { gather_rows(files, request, outcomes.data()); });
     write_details(outcomes, details);
 }
 
@@ -194,62 +230,41 @@ nb::tuple scan_door(Array<const uint8_t> data, int64_t bytes_per_entry) {
     need(bytes_per_entry > 0, "bytes_per_entry must be at least 1");
     Header header;
     std::string entries;
-    Outcome outcome;
-    {
-        nb::gil_scoped_release release;
-        outcome = scan_jpeg(data.data(), data.shape(0), crc32c(data.data(), data.shape(0), 0), header, entries, bytes_per_entry);
-    }
+    const Bytes file = bytes_of(data);
+    const Outcome outcome = without_gil([&] {
+        return scan_jpeg(file.data, file.size, crc32c(file.data, file.size, 0), header, entries, bytes_per_entry);
+    });
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height,
                           outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
 }
 
-nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, bool flip, int filter,
-                          bool before_13) {
-    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
-    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), nb::cast<int>(shape[2]), flip, static_cast<Filter>(filter),
-                        before_13};
-    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
-    need(target.height > 0 && target.width > 0 && (target.channels == 1 || target.channels == 3), "shape must be height, width and 1 or 3");
-    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * static_cast<size_t>(target.channels), "out has the wrong size");
-    Outcome outcome;
-    {
-        nb::gil_scoped_release release;
-        outcome = decode_one(bytes_of(data), bytes_of(entries), b, target);
-    }
-    return as_tuple(outcome);
+nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out,
+                          nb::tuple shape, bool flip, int filter, bool before_13) {
+    const Target target = target_from(out, shape, 0, flip, filter, before_13);
+    const Box b = box_from(box);
+    return as_tuple(without_gil([&] { return decode_one(bytes_of(data), bytes_of(entries), b, target); }));
 }
 
 // `pixels` are RGB, `size` their height and width.
-void resize_one_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple box, Array<uint8_t> out, nb::tuple shape, bool flip, int filter, bool before_13) {
+void resize_one_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple box, Array<uint8_t> out, nb::tuple shape,
+                     bool flip, int filter, bool before_13) {
     const auto height = nb::cast<int>(size[0]), width = nb::cast<int>(size[1]);
-    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
-    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, flip, static_cast<Filter>(filter), before_13};
-    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
-    need(height > 0 && width > 0 && pixels.shape(0) == static_cast<size_t>(height) * static_cast<size_t>(width) * 3, "pixels have the wrong size");
-    need(b.left >= 0 && b.top >= 0 && b.left < b.right && b.top < b.bottom && b.right <= width && b.bottom <= height, "the box is not inside the pixels");
-    need(target.height > 0 && target.width > 0, "shape must be height and width");
-    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * 3, "out has the wrong size");
-    Outcome outcome;
-    {
-        nb::gil_scoped_release release;
-        outcome = resize_one(pixels.data(), width, b, target);
-    }
-    need_memory(outcome);
+    const Target target = target_from(out, shape, 3, flip, filter, before_13);
+    const Box b = box_from(box);
+    need(height > 0 && width > 0 && pixels.shape(0) == product(height, width, 3), "pixels have the wrong size");
+    need(b.left >= 0 && b.top >= 0 && b.left < b.right && b.top < b.bottom && b.right <= width && b.bottom <= height,
+         "the box is not inside the pixels");
+    need_memory(without_gil([&] { return resize_one(pixels.data(), width, b, target); }));
 }
 
 // (status, words, seconds up to and including each step)
-nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out, nb::tuple shape, int repeats, int filter) {
-    const Box b{nb::cast<int>(box[0]), nb::cast<int>(box[1]), nb::cast<int>(box[2]), nb::cast<int>(box[3])};
-    const Target target{out.data(), nb::cast<int>(shape[0]), nb::cast<int>(shape[1]), 3, false, static_cast<Filter>(filter)};
-    need(filter >= 0 && filter < kFilters, "filter must be one of Pillow's numbers");
-    need(target.height > 0 && target.width > 0, "shape must be height and width");
-    need(out.shape(0) == static_cast<size_t>(target.height) * static_cast<size_t>(target.width) * 3, "out has the wrong size");
+nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out,
+                       nb::tuple shape, int repeats, int filter) {
+    const Target target = target_from(out, shape, 3, false, filter, false);
+    const Box b = box_from(box);
     StageTimes times{};
-    Outcome outcome;
-    {
-        nb::gil_scoped_release release;
-        outcome = profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times);
-    }
+    const Outcome outcome =
+        without_gil([&] { return profile_one(bytes_of(data), bytes_of(entries), b, target, repeats, times); });
     need_memory(outcome);
     nb::list seconds;
     for (const double value : times.seconds) seconds.append(value);
@@ -260,13 +275,11 @@ nb::tuple profile_door(Array<const uint8_t> data, Array<const uint8_t> entries, 
 nb::tuple to_baseline_door(Array<const uint8_t> data, int orientation) {
     need(orientation >= 1 && orientation <= 8, "orientation must be 1 to 8");
     std::string file;
-    Outcome outcome;
-    {
-        nb::gil_scoped_release release;
+    const Outcome outcome = without_gil([&] {
         Coefficients image;
-        outcome = read_coefficients(data.data(), data.shape(0), image);
-        if (outcome.ok() && turn(image, orientation)) outcome = write_baseline(image, file);
-    }
+        const Outcome read = read_coefficients(data.data(), data.shape(0), image);
+        return read.ok() && turn(image, orientation) ? write_baseline(image, file) : read;
+    });
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), nb::bytes(file.data(), file.size()));
 }
 
@@ -287,25 +300,14 @@ nb::tuple list_folder_door(nb::bytes path, nb::list suffixes, int most_threads, 
     const std::string folder(path.c_str(), path.size());
     const std::vector<std::string> wanted = strings_of(suffixes);
     FolderList list;
-    int error;
-    {
-        nb::gil_scoped_release release;
-        error = list_folder(folder, wanted, most_threads, stop.data(), list);
-    }
-    return nb::make_tuple(error, nb::bytes(list.names.data(), list.names.size()), bytes_from(list.starts), bytes_from(list.sizes),
-                          bytes_from(list.times_ns), bytes_from(list.kinds));
-}
-
-void check_starts(const Array<const int64_t>& starts, size_t count, size_t end) {
-    need(starts.shape(0) == count + 1 && starts.data()[0] == 0 && starts.data()[count] == static_cast<int64_t>(end), "starts do not fit what they divide");
-    for (size_t i = 0; i < count; ++i) need(starts.data()[i] <= starts.data()[i + 1], "starts are not in order");
+    const int error = without_gil([&] { return list_folder(folder, wanted, most_threads, stop.data(), list); });
+    return nb::make_tuple(error, nb::bytes(list.names.data(), list.names.size()), bytes_from(list.starts),
+                          bytes_from(list.sizes), bytes_from(list.times_ns), bytes_from(list.kinds));
 }
 
 void hash_stems_door(Array<const uint8_t> paths, Array<const int64_t> starts, Array<uint64_t> out) {
-    const size_t count = out.shape(0);
-    check_starts(starts, count, paths.shape(0));
-    for (size_t i = 0; i < count; ++i)
-        out.data()[i] = hash_stem(paths.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
+    check_starts(starts, out.shape(0), paths.shape(0));
+    for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = hash_stem(piece_of(paths, starts, i));
 }
 
 size_t find_first_door(Array<const uint8_t> texts, Array<const int64_t> starts) {
@@ -313,7 +315,8 @@ size_t find_first_door(Array<const uint8_t> texts, Array<const int64_t> starts) 
     const size_t count = starts.shape(0) - 1;
     check_starts(starts, count, texts.shape(0));
     const auto text = [&](size_t i) {
-        return std::string_view(reinterpret_cast<const char*>(texts.data()) + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]));
+        const Bytes one = piece_of(texts, starts, i);
+        return std::string_view(reinterpret_cast<const char*>(one.data), one.size);
     };
     size_t first = 0;
     for (size_t i = 1; i < count; ++i)
@@ -322,10 +325,12 @@ size_t find_first_door(Array<const uint8_t> texts, Array<const int64_t> starts) 
 }
 
 // Pieces of `data` one behind the other, `before` in front of each; `out` has room for just that.
-void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Array<const int64_t> lengths, nb::bytes before, Array<uint8_t> out) {
+void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Array<const int64_t> lengths,
+                      nb::bytes before, Array<uint8_t> out) {
     const size_t count = starts.shape(0);
     need(lengths.shape(0) == count, "starts and lengths differ in length");
-    const auto size = static_cast<int64_t>(data.shape(0)), room = static_cast<int64_t>(out.shape(0)), head = static_cast<int64_t>(before.size());
+    const auto size = static_cast<int64_t>(data.shape(0)), room = static_cast<int64_t>(out.shape(0)),
+               head = static_cast<int64_t>(before.size());
     int64_t at = 0;
     for (size_t i = 0; i < count; ++i) {
         const int64_t start = starts.data()[i], length = lengths.data()[i];
@@ -338,16 +343,18 @@ void join_pieces_door(Array<const uint8_t> data, Array<const int64_t> starts, Ar
     need(at == room, "the pieces do not fit");
 }
 
-// (keys, entries), each one behind the other; what else is known goes to `facts`, eight numbers per sample: 1 when it is left to the
-// caller, crc32c, width, height, kind (members.h), 1 when it has EXIF, length of the key, length of the entry points.
-nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<const int64_t> path_starts, Array<const int64_t> sizes,
-                            nb::object labels, Array<const uint8_t> header, bool scan, int64_t bytes_per_entry, Array<const int64_t> starts,
-                            Array<uint8_t> out, Pool* pool, Array<int64_t> facts) {
+// (keys, entries), each one behind the other. `facts` gets eight numbers per sample: 1 when it is left to the caller,
+// crc32c, width, height, kind (members.h), 1 when it may have EXIF, lengths of the key and of the entry points.
+nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<const int64_t> path_starts,
+                            Array<const int64_t> sizes, nb::object labels, Array<const uint8_t> header, bool scan,
+                            int64_t bytes_per_entry, Array<const int64_t> starts, Array<uint8_t> out, Pool* pool,
+                            Array<int64_t> facts) {
     const size_t count = sizes.shape(0);
     check_starts(path_starts, count, paths.shape(0));
     check_starts(starts, count, out.shape(0));
     need(bytes_per_entry > 0, "bytes_per_entry must be at least 1");
-    need(header.shape(0) == static_cast<size_t>(kTarBlock) && facts.shape(0) == 8 * count, "header or facts have the wrong size");
+    need(header.shape(0) == static_cast<size_t>(kTarBlock) && facts.shape(0) == 8 * count,
+         "header or facts have the wrong size");
     MembersRequest request{};
     request.count = static_cast<int64_t>(count);
     request.root.assign(root.c_str(), root.size());
@@ -358,71 +365,68 @@ nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<co
         need(label_array.shape(0) == count, "labels differ in length");
         request.labels = label_array.data();
     }
-    request.header = header.data(), request.scan = scan, request.bytes_per_entry = bytes_per_entry, request.starts = starts.data(), request.out = out.data();
+    request.header = header.data(), request.scan = scan, request.bytes_per_entry = bytes_per_entry,
+    request.starts = starts.data(), request.out = out.data();
     for (size_t i = 0; i < count; ++i)
         need(sizes.data()[i] >= 0 && sizes.data()[i] < int64_t{1} << 40 &&
                  room_of(sizes.data()[i], request.labels != nullptr) == starts.data()[i + 1] - starts.data()[i],
              "starts do not follow from the sizes");
     std::vector<MemberFacts> found(count);
     std::string keys, entries;
-    bool open;
-    {
-        nb::gil_scoped_release release;
-        open = make_members(request, pool, found.data());
+    run_in_pool([&] {
+        const bool is_open = make_members(request, pool, found.data());
         int64_t* to = facts.data();
-        for (const MemberFacts& one : found) {
-            const int64_t numbers[] = {one.left, one.crc, one.width, one.height, static_cast<int64_t>(one.kind), one.has_exif,
-                                       one.left ? 0 : static_cast<int64_t>(one.key.size()),
-                                       one.left ? 0 : static_cast<int64_t>(one.entries.size())};
-            to = std::copy(std::begin(numbers), std::end(numbers), to);
-            if (one.left) continue;
+        for (MemberFacts& one : found) {
+            if (one.left) one.key.clear(), one.entries.clear();
+            *to++ = one.left, *to++ = one.crc, *to++ = one.width, *to++ = one.height;
+            *to++ = static_cast<int64_t>(one.kind), *to++ = one.has_exif;
+            *to++ = static_cast<int64_t>(one.key.size()), *to++ = static_cast<int64_t>(one.entries.size());
             keys += one.key;
             entries += one.entries;
         }
-    }
-    need(open, "the pool is closed");
+        return is_open;
+    });
     return nb::make_tuple(nb::bytes(keys.data(), keys.size()), nb::bytes(entries.data(), entries.size()));
 }
 
-// `crops`: file_of, boxes, flips, filters, one of each per crop; `shape`: height and width of the output. What the plan needs is in sizes();
-// `taken` says which crops it holds.
-void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+// `crops`: file_of, boxes, flips, filters, one of each per crop; `shape`: height and width of the output. What the plan
+// needs is in sizes(); `taken` says which crops it holds.
+void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_13, nb::tuple shape,
+                int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
     need(crops.size() == 4, "crops are file_of, boxes, flips and filters");
     const auto file_of = nb::cast<Array<const int32_t>>(crops[0]), boxes = nb::cast<Array<const int32_t>>(crops[1]);
     const auto flips = nb::cast<Array<const uint8_t>>(crops[2]), filters = nb::cast<Array<const uint8_t>>(crops[3]);
-    const size_t count = taken.shape(0), files = static_cast<size_t>(request.files);
+    const size_t count = taken.shape(0);
     need(flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
-    need(file_of.shape(0) == count && std::all_of(file_of.data(), file_of.data() + count, [&](int32_t one) { return one >= 0 && static_cast<size_t>(one) < files; }),
+    const auto is_number = [&](int32_t one) { return one >= 0 && one < request.files; };
+    need(file_of.shape(0) == count && std::all_of(file_of.data(), file_of.data() + count, is_number),
          "file_of needs the number of a file per sample");
-    need(filters.shape(0) == count && std::all_of(filters.data(), filters.data() + count, [](uint8_t one) { return one < kFilters; }),
-         "filters need one of Pillow's numbers per sample");
+    need_filters(filters, count);
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
-    need(height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14, "shape must be height and width, from 1 to 16384");
+    need(height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14,
+         "shape must be height and width, from 1 to 16384");
     request.count = static_cast<int64_t>(count), request.file_of = file_of.data(), request.boxes = boxes.data();
     request.flips = flips.data(), request.filters = filters.data(), request.before_13 = before_13;
     request.height = height, request.width = width, request.most_memory = most_memory;
-    bool open;
-    {
-        nb::gil_scoped_release release;
-        open = plan.look(request, pool, taken.data());
-    }
-    need(open, "the pool is closed");
+    run_in_pool([&] { return plan.look(request, pool, taken.data()); });
 }
 
-void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs, Array<const uint8_t> entries,
-               Array<const int64_t> entry_starts, nb::tuple crops, bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs,
+               Array<const uint8_t> entries, Array<const int64_t> entry_starts, nb::tuple crops, bool before_13,
+               nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
     const size_t files = crcs.shape(0);
     check_starts(starts, files, data.shape(0));
     check_starts(entry_starts, files, entries.shape(0));
     GpuRequest request{};
-    request.files = static_cast<int64_t>(files), request.data = data.data(), request.starts = starts.data(), request.crcs = crcs.data();
+    request.files = static_cast<int64_t>(files), request.data = data.data(), request.starts = starts.data(),
+    request.crcs = crcs.data();
     request.entries = entries.data(), request.entry_starts = entry_starts.data();
     plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
 }
 
 // The same of files on disk, which are read here.
-void read_door(GpuPlan& plan, Files& files, nb::tuple images, nb::tuple entries, nb::tuple crops, bool before_13, nb::tuple shape, int64_t most_memory,
-               Pool* pool, Array<uint8_t> taken) {
+void read_door(GpuPlan& plan, Files& files, nb::tuple images, nb::tuple entries, nb::tuple crops, bool before_13,
+               nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
     const RangeArrays image_arrays = arrays_of(images), entry_arrays = arrays_of(entries);
     const size_t count = image_arrays.file.shape(0);
     GpuRequest request{};
@@ -435,7 +439,8 @@ void read_door(GpuPlan& plan, Files& files, nb::tuple images, nb::tuple entries,
 
 nb::tuple plan_sizes_door(const GpuPlan& plan) {
     const GpuSizes& s = plan.sizes();
-    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.words_at, s.staged, s.blocks, s.samples, s.pixels, s.between, s.weights);
+    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.words_at, s.staged,
+                          s.blocks, s.samples, s.pixels, s.between, s.weights);
 }
 
 void plan_components_door(const GpuPlan& plan, Array<uint8_t> out) {
@@ -446,12 +451,7 @@ void fill_door(GpuPlan& plan, Array<const uint8_t> data, Pool* pool, Array<uint8
     need(static_cast<int64_t>(data.shape(0)) == plan.data_bytes(), "data is not what the plan was made for");
     need(static_cast<int64_t>(staged.shape(0)) >= plan.sizes().staged, "staged is too small");
     need(reinterpret_cast<uintptr_t>(staged.data()) % 16 == 0, "staged must be aligned to 16 bytes");
-    bool open;
-    {
-        nb::gil_scoped_release release;
-        open = plan.fill(data.data(), pool, staged.data());
-    }
-    need(open, "the pool is closed");
+    run_in_pool([&] { return plan.fill(data.data(), pool, staged.data()); });
 }
 
 // The checksum that each row of a table ends with: that of its other bytes.
@@ -465,8 +465,10 @@ void crc32c_rows_door(Array<const uint8_t> rows, size_t width, Array<uint32_t> o
 void crc32c_texts_door(Array<const uint8_t> texts, Array<const int64_t> starts, Array<uint32_t> out) {
     check_starts(starts, out.shape(0), texts.shape(0));
     nb::gil_scoped_release release;
-    for (size_t i = 0; i < out.shape(0); ++i)
-        out.data()[i] = crc32c(texts.data() + starts.data()[i], static_cast<size_t>(starts.data()[i + 1] - starts.data()[i]), 0);
+    for (size_t i = 0; i < out.shape(0); ++i) {
+        const Bytes text = piece_of(texts, starts, i);
+        out.data()[i] = crc32c(text.data, text.size, 0);
+    }
 }
 
 uint32_t crc32c_door(Array<const uint8_t> data, uint32_t value) {
@@ -482,12 +484,7 @@ NB_MODULE(_native, m) {
     const std::string error = level_error();
     if (!error.empty()) throw nb::import_error(error.c_str());
     nb::class_<Files>(m, "Files")
-        .def("__init__",
-             [](Files* self, nb::list paths) {
-                 std::vector<std::string> names;
-                 for (nb::handle path : paths) names.emplace_back(nb::cast<nb::bytes>(path).c_str(), nb::cast<nb::bytes>(path).size());
-                 new (self) Files(std::move(names));
-             })
+        .def("__init__", [](Files* self, nb::list paths) { new (self) Files(strings_of(paths)); })
         .def("close", &Files::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int, int>())
@@ -497,34 +494,36 @@ NB_MODULE(_native, m) {
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<GpuPlan>(m, "GpuPlan")
         .def(nb::init<>())
-        .def("look", &look_door, nb::arg("data"), nb::arg("starts"), nb::arg("crcs"), nb::arg("entries"), nb::arg("entry_starts"), nb::arg("crops"),
-             nb::arg("before_13"), nb::arg("shape"), nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
-        .def("read", &read_door, nb::arg("files"), nb::arg("images"), nb::arg("entries"), nb::arg("crops"), nb::arg("before_13"), nb::arg("shape"),
-             nb::arg("most_memory"), nb::arg("pool").none(), nb::arg("taken"))
+        .def("look", &look_door, "data"_a, "starts"_a, "crcs"_a, "entries"_a, "entry_starts"_a, "crops"_a,
+             "before_13"_a, "shape"_a, "most_memory"_a, "pool"_a.none(), "taken"_a)
+        .def("read", &read_door, "files"_a, "images"_a, "entries"_a, "crops"_a, "before_13"_a, "shape"_a,
+             "most_memory"_a, "pool"_a.none(), "taken"_a)
         .def("sizes", &plan_sizes_door)
         .def("components", &plan_components_door)
-        .def("fill", &fill_door, nb::arg("data"), nb::arg("pool").none(), nb::arg("staged"));
+        .def("fill", &fill_door, "data"_a, "pool"_a.none(), "staged"_a);
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {
         nb::list names;
         for (const Level* one : levels()) names.append(one->name);
         return names;
     });
-    m.def("words", [](int status, int why, int64_t a, int64_t b) { return words({static_cast<Status>(status), static_cast<Why>(why), a, b}); });
+    m.def("words", [](int status, int why, int64_t a, int64_t b) {
+        return words({static_cast<Status>(status), static_cast<Why>(why), a, b});
+    });
     m.def("crc32c", &crc32c_door);
-    m.def("crc32c_by_table", [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });
+    m.def("crc32c_by_table",
+          [](Array<const uint8_t> data, uint32_t value) { return crc32c_by_table(data.data(), data.shape(0), value); });
     m.def("probe", &probe_door);
     m.def("scan", &scan_door);
     m.def("to_baseline", &to_baseline_door);
     m.def("decode_one", &decode_one_door);
     m.def("resize_one", &resize_one_door);
     m.def("profile_one", &profile_door);
-    m.def("decode_batch", &decode_batch_door, nb::arg("files"), nb::arg("images"), nb::arg("entries").none(), nb::arg("boxes"), nb::arg("flips"),
-          nb::arg("filters"), nb::arg("before_13"), nb::arg("out"), nb::arg("shape"), nb::arg("raw"), nb::arg("pool").none(), nb::arg("bytes_read"),
-          nb::arg("details"));
-    m.def("check_ranges", &check_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("pool").none(), nb::arg("details"));
-    m.def("read_ranges", &read_ranges_door, nb::arg("files"), nb::arg("ranges"), nb::arg("starts"), nb::arg("buffer"), nb::arg("pool").none(),
-          nb::arg("details"));
+    m.def("decode_batch", &decode_batch_door, "files"_a, "images"_a, "entries"_a.none(), "boxes"_a, "flips"_a,
+          "filters"_a, "before_13"_a, "out"_a, "shape"_a, "raw"_a, "pool"_a.none(), "bytes_read"_a, "details"_a);
+    m.def("check_ranges", &check_ranges_door, "files"_a, "ranges"_a, "pool"_a.none(), "details"_a);
+    m.def("read_ranges", &read_ranges_door, "files"_a, "ranges"_a, "starts"_a, "buffer"_a, "pool"_a.none(),
+          "details"_a);
     m.def("gather_rows", &gather_rows_door);
     m.def("list_folder", &list_folder_door);
     m.def("hash_stems", &hash_stems_door);
@@ -532,6 +531,6 @@ NB_MODULE(_native, m) {
     m.def("join_pieces", &join_pieces_door);
     m.def("crc32c_rows", &crc32c_rows_door);
     m.def("crc32c_texts", &crc32c_texts_door);
-    m.def("make_members", &make_members_door, nb::arg("root"), nb::arg("paths"), nb::arg("path_starts"), nb::arg("sizes"), nb::arg("labels").none(),
-          nb::arg("header"), nb::arg("scan"), nb::arg("bytes_per_entry"), nb::arg("starts"), nb::arg("out"), nb::arg("pool").none(), nb::arg("facts"));
+    m.def("make_members", &make_members_door, "root"_a, "paths"_a, "path_starts"_a, "sizes"_a, "labels"_a.none(),
+          "header"_a, "scan"_a, "bytes_per_entry"_a, "starts"_a, "out"_a, "pool"_a.none(), "facts"_a);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that a fork must not carry over: its threads are gone in the child, its mutex may be held by one of them. The child
-// finds by the process number that the state is its parent's, and makes its own; the parent's is left alone, not destroyed.
+// State that a fork must not carry over: its threads are gone in the child, and one of them may hold its mutex. A child
+// sees by the process number that the state is its parent's, makes its own, and never destroys the parent's.
 #pragma once
 
 #include <unistd.h>

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "pool.h"
 
-#ifdef __linux__
 #include <sys/resource.h>
-#include <unistd.h>
-#endif
 
 #include <csignal>
 #include <ctime>
@@ -12,11 +9,10 @@
 #include <system_error>
 
 namespace feedrate {
-
 namespace {
 
-// Signals belong to the interpreter's threads: Python handles them in its main thread. Not so those that a thread causes itself: blocked,
-// they would end the process before faulthandler could say where.
+// Signals belong to the interpreter's threads: Python handles them in its main thread. Not so those that a thread
+// causes itself: blocked, they would end the process before faulthandler could say where.
 class SignalsBlocked {
 public:
     SignalsBlocked() {
@@ -31,23 +27,27 @@ private:
     sigset_t before_;
 };
 
+// Linux alone gives every thread a priority of its own. A refusal changes nothing but who goes first.
+void yield_cores([[maybe_unused]] int nice) {
+#ifdef __linux__
+    if (nice == 0) return;
+    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);  // 0: this thread
+#endif
+}
+
+}  // namespace
+
 double thread_cpu_seconds() {
     timespec used{};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
     return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
-// Linux alone gives every thread a priority of its own. A refusal changes nothing but who goes first.
-void yield_cores(int nice) {
-#ifdef __linux__
-    if (nice == 0) return;
-    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + nice);  // 0: this thread
-#else
-    static_cast<void>(nice);
-#endif
+bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work) {
+    if (pool) return pool->run(count, work);
+    for (int64_t i = 0; i < count; ++i) work(i);
+    return true;
 }
-
-}  // namespace
 
 void Pool::serve(State& state, int number) {
     yield_cores(nice_);
@@ -55,7 +55,8 @@ void Pool::serve(State& state, int number) {
     std::unique_lock<std::mutex> lock(state.mutex);
     for (;;) {
         const bool is_parked = number >= limit_;
-        if (state.closing && (is_parked || state.queue.empty())) return;  // thread 0 is never parked, and empties the queue
+        // Thread 0 is never parked, and empties the queue.
+        if (state.closing && (is_parked || state.queue.empty())) return;
         if (is_parked || state.queue.empty()) {
             (is_parked ? state.unparked : state.changed).wait(lock);
             continue;
@@ -110,7 +111,8 @@ void Pool::set_limit(int limit) {
         const std::lock_guard<std::mutex> lock(state.mutex);
         limit_ = limit;
     }
-    state.unparked.notify_all();  // those that wait for work and are now to be parked find out when work next wakes them
+    // Threads that wait for work and are now to be parked find out when work next wakes them.
+    state.unparked.notify_all();
 }
 
 double Pool::cpu_seconds() {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads that take one sample at a time from a queue of batches.
 //
-// A batch is queued by run(), which waits for it. A thread takes the next sample of the oldest batch that has one left; when it
-// has none left the batch leaves the queue (others may still work on its last samples) and the thread goes on with the next batch.
-// Whoever finishes a batch's last sample wakes its caller. close() lets the queue run empty, then joins. cancel() lets the samples be that
-// nobody has taken yet.
+// run() queues a batch and waits for it. A thread takes the next sample of the oldest batch. With its last sample
+// taken, a batch leaves the queue; the thread that finishes the last one wakes the caller. close() waits until the
+// queue is empty, then joins the threads. cancel() drops the samples that no thread has taken.
 //
-// A limit says how many of the threads work: those numbered below it. The others are parked on a condition variable of their own,
-// so that no batch wakes them, and start with the first batch that finds them below it. A thread that is no longer below it parks after
-// its sample.
+// Threads whose number is below the limit work. The others are parked on a condition variable of their own, so that no
+// batch wakes them. A thread that is no longer below the limit parks after its sample.
 //
-//   open --close()--> closing --queue empty, threads joined--> closed        (a child after fork() begins at open, without threads)
+//   open --close()--> closing --queue empty, threads joined--> closed     (a forked child is open, without threads)
 #pragma once
 
 #include <atomic>
@@ -28,12 +26,12 @@ namespace feedrate {
 
 class Pool {
 public:
-    // `nice`: how much less than the process the threads insist on a core, as nice(1) counts.
+    // `nice` is added to the priority of the threads, as nice(1) counts.
     explicit Pool(int threads, int nice = 0) : nice_(nice), limit_(threads) {}
     ~Pool() { close(); }
 
-    // Calls work(0) to work(count - 1), which must not throw, from the pool's threads; returns when all are done. False when the
-    // pool is closed: nothing was called; or cancelled: not all were. Any number of callers at a time.
+    // Calls work(0) to work(count - 1), which must not throw, from the pool's threads; returns when all are done. False
+    // when the pool is closed: nothing was called; or cancelled: not all were. Any number of callers at a time.
     bool run(int64_t count, const std::function<void(int64_t)>& work);
     // From now on at most `limit` threads, at least one, take samples.
     void set_limit(int limit);
@@ -66,5 +64,11 @@ private:
     std::atomic<bool> closed_{false};
     PerProcess<State> state_;
 };
+
+// The same in the calling thread where `pool` is null.
+bool for_each(int64_t count, Pool* pool, const std::function<void(int64_t)>& work);
+
+// The CPU time that the calling thread has taken.
+double thread_cpu_seconds();
 
 }  // namespace feedrate

@@ -4,31 +4,23 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bytes.h"
+#include "colour.h"
 #include "crc32c.h"
 #include "level.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr int64_t kHeaderSize = 24, kChecked = 20;
 constexpr int64_t kMaxSide = int64_t{1} << 30;  // so that no product below leaves 64 bits
 
-uint32_t get_u32(const uint8_t* from) {
-    return static_cast<uint32_t>(from[0]) | static_cast<uint32_t>(from[1]) << 8 | static_cast<uint32_t>(from[2]) << 16 |
-           static_cast<uint32_t>(from[3]) << 24;
-}
-
 Outcome bad_table(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries, why, a, b}; }
 
 void write_line(const uint8_t* in, int channels, int count, bool gray, uint32_t* out) {
-    if (channels == 1) {
-        for (int x = 0; x < count; ++x) out[x] = in[x] * 0x010101u;
-    } else if (gray) {  // Pillow's convert("L")
-        for (int x = 0; x < count; ++x, in += 3) out[x] = ((in[0] * 19595u + in[1] * 38470u + in[2] * 7471u + 0x8000u) >> 16) * 0x010101u;
-    } else {
-        level().spread_rgb(in, count, out);
-    }
+    if (channels == 1) return write_gray_pixels(in, count, out);
+    level().spread_rgb(in, count, out);
+    if (gray) make_gray(count, out);
 }
 
 }  // namespace
@@ -38,22 +30,20 @@ Outcome RawCrop::open(Bytes table, int64_t length, const Box& box) {
     if (size < kHeaderSize) return bad_table(Why::entries_short, size, kHeaderSize);
     const uint8_t* t = table.data;
     if (t[0] != 'R' || t[1] != 1) return bad_table(Why::raw_version, t[0], t[1]);
-    if (crc32c(t + kHeaderSize, table.size - kHeaderSize, crc32c(t, kChecked, 0)) != get_u32(t + kChecked)) return bad_table(Why::entries_crc);
+    if (crc32c(t + kHeaderSize, table.size - kHeaderSize, crc32c(t, kChecked, 0)) != little_u32(t + kChecked))
+        return bad_table(Why::entries_crc);
     channels_ = t[2];
-    block_rows_ = get_u32(t + 4);
-    const int64_t width = get_u32(t + 8), height = get_u32(t + 12), data = get_u32(t + 16);
-    if ((channels_ != 1 && channels_ != 3) || t[3] != 0 || width < 1 || height < 1 || width > kMaxSide || height > kMaxSide || block_rows_ < 1 || block_rows_ > height)
+    block_rows_ = little_u32(t + 4);
+    const int64_t width = little_u32(t + 8), height = little_u32(t + 12), data = little_u32(t + 16);
+    if ((channels_ != 1 && channels_ != 3) || t[3] != 0 || width < 1 || height < 1 || width > kMaxSide ||
+        height > kMaxSide || block_rows_ < 1 || block_rows_ > height)
         return bad_table(Why::entries_geometry);
     const int64_t blocks = (height + block_rows_ - 1) / block_rows_;
     if (size != kHeaderSize + 4 * blocks) return bad_table(Why::entries_short, size, kHeaderSize + 4 * blocks);
     row_bytes_ = width * channels_;
     if (length != data + height * row_bytes_) return bad_table(Why::raw_length, length, data + height * row_bytes_);
 
-    if (box.left >= box.right || box.top >= box.bottom) return {Status::bad_box, Why::box_empty, 0, 0};
-    if (box.left < 0 || box.top < 0 || box.right > width || box.bottom > height) return {Status::bad_box, Why::box_outside, width, height};
-    const int64_t pixels = static_cast<int64_t>(box.right - box.left) * (box.bottom - box.top);
-    if (pixels > kMaxCropPixels) return {Status::bad_box, Why::crop_too_large, pixels, kMaxCropPixels};
-
+    if (const Outcome inside = check_box(box, width, height); !inside.ok()) return inside;
     const int64_t first_block = box.top / block_rows_, end_block = (box.bottom - 1) / block_rows_ + 1;
     box_ = box;
     crcs_ = t + kHeaderSize + 4 * first_block;
@@ -68,7 +58,7 @@ Outcome RawCrop::decode(const uint8_t* bytes, const Target& target, Resizer& res
     const uint8_t* crc = crcs_;
     for (int64_t at = 0; at < size_; at += block_bytes, crc += 4) {
         const int64_t length = std::min(block_bytes, size_ - at);
-        if (crc32c(bytes + at, static_cast<size_t>(length), 0) != get_u32(crc)) {
+        if (crc32c(bytes + at, static_cast<size_t>(length), 0) != little_u32(crc)) {
             const int64_t row = first_row_ + at / row_bytes_;
             return {Status::crc_mismatch, Why::rows_differ, row, row + length / row_bytes_ - 1};
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images stored as plain rows of uint8, gray or RGB (the data of a .npy file). Only the rows under the crop are read, and what is
-// read is checked: the table that the index keeps for each image holds a checksum per block of rows.
+// Images stored as plain rows of uint8, gray or RGB (the data of a .npy file). Only the rows under the crop are read,
+// and what is read is checked: the table that the index keeps for each image holds a checksum per block of rows.
 //
 // The table (a stored format, version 1, little-endian; goes into packs, so it only ever grows new versions):
 //
@@ -23,8 +23,8 @@
 
 namespace feedrate {
 
-// One crop of one image: first open(), which says what has to be read, then decode() with those bytes. Keeps `table`, which
-// the caller owns, until then.
+// One crop of one image: open() says what has to be read, decode() takes those bytes. The caller keeps `table` till
+// then.
 class RawCrop {
 public:
     // `length` is that of the stored file. Everything about the table and the box is checked here.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule for the weights is Pillow's (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22 bits; eight
-// bits between the passes. Which pass comes first shows in the last bit. The rule is that of Pillow 13, the same for every filter,
-// found by trying sizes. Earlier ones always begin with the horizontal pass, and differ by at most one level; but with weights below
-// zero what is cut off between the passes makes a difference of many levels at edges, so that there their order is taken.
+// Weights follow Pillow's rule (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22 bits; eight
+// bits between the passes. The order of the passes shows in the last bit. It is that of Pillow 13, found by trying
+// sizes. Earlier versions begin with the horizontal pass: at most one level of difference, but many at edges for
+// filters with weights below zero. For those, the order of the installed Pillow is taken.
 #include "resize.h"
 
 #include <algorithm>
@@ -13,7 +13,6 @@
 #include "level.h"
 
 namespace feedrate {
-
 namespace {
 
 constexpr int kGroup = 4;  // of taps, in SplitFour
@@ -48,6 +47,10 @@ double support_of(Filter filter) {
     }
 }
 
+double support_in(int in_size, int out_size, Filter filter) {
+    return support_of(filter) * std::max(static_cast<double>(in_size) / out_size, 1.0);
+}
+
 int32_t to_fixed(double share) { return static_cast<int32_t>((share < 0 ? -0.5 : 0.5) + share * (1 << kWeightBits)); }
 
 }  // namespace
@@ -55,7 +58,7 @@ int32_t to_fixed(double share) { return static_cast<int32_t>((share < 0 ? -0.5 :
 void Taps::make(int in_size, int out_size, Filter filter) {
     const double scale = static_cast<double>(in_size) / out_size;
     const double filter_scale = std::max(scale, 1.0);
-    const double support = support_of(filter) * filter_scale;
+    const double support = support_in(in_size, out_size, filter);
     const bool is_nearest = filter == Filter::nearest;
     width = is_nearest ? kGroup : (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
     const size_t n = static_cast<size_t>(out_size);
@@ -79,11 +82,11 @@ void Taps::make(int in_size, int out_size, Filter filter) {
         const int high = std::min(static_cast<int>(center + support + 0.5), in_size);
         double total = 0;
         for (int x = 0; x < high - low; ++x) {
-            w[static_cast<size_t>(x)] = curve_at(filter, (x + low - center + 0.5) * step);
-            total += w[static_cast<size_t>(x)];
+            w[x] = curve_at(filter, (x + low - center + 0.5) * step);
+            total += w[x];
         }
         for (int x = 0; x < high - low; ++x) {
-            const double share = total != 0.0 ? w[static_cast<size_t>(x)] / total : w[static_cast<size_t>(x)];
+            const double share = total != 0.0 ? w[x] / total : w[x];
             weight[i * static_cast<size_t>(width) + static_cast<size_t>(x)] = to_fixed(share);
         }
         first[i] = low;
@@ -106,6 +109,18 @@ void Taps::make_groups() {
             }
 }
 
+int most_taps(int in_size, int out_size, Filter filter) {
+    if (in_size == out_size || filter == Filter::nearest) return 1;
+    return static_cast<int>(std::ceil(support_in(in_size, out_size, filter))) * 2 + 1;
+}
+
+bool is_down_first(int in_width, int in_height, const Target& target) {
+    const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
+    const bool has_lobes = target.filter == Filter::bicubic || target.filter == Filter::lanczos;
+    if (fewer_rows == 0 || fewer_columns == 0) return fewer_rows != 0;
+    return !(target.before_13 && has_lobes) && fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
+}
+
 void Resizer::begin(int in_width, int in_height, const Target& target) {
     target_ = target;
     in_width_ = in_width;
@@ -113,9 +128,7 @@ void Resizer::begin(int in_width, int in_height, const Target& target) {
     pushed_ = stored_ = lowered_ = 0;
     horizontal_ = in_width != target.width;
     vertical_ = in_height != target.height;
-    const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
-    const bool across_first = target.before_13 && (target.filter == Filter::bicubic || target.filter == Filter::lanczos);
-    lower_first_ = vertical_ && (!horizontal_ || (!across_first && fewer_rows > 0 && fewer_rows > 2 * fewer_columns));
+    lower_first_ = is_down_first(in_width, in_height, target);
     size_t spare = 0;  // taps of weight zero may read past the line
     if (horizontal_) {
         across_.make(in_width, target.width, target.filter);
@@ -148,7 +161,8 @@ void Resizer::push() {
     // Lines are narrowed in pairs; the last of an odd number stands for both.
     if (pushed_ % 2 == 1 && pushed_ < in_height_) return;
     const int count = pushed_ % 2 == 1 ? 1 : 2;
-    uint32_t* out[2] = {vertical_ ? slot(stored_) : narrow_[0].data(), vertical_ ? slot(stored_ + 1) : narrow_[1].data()};
+    uint32_t* out[2] = {vertical_ ? slot(stored_) : narrow_[0].data(),
+                        vertical_ ? slot(stored_ + 1) : narrow_[1].data()};
     shrink_pair(line_[0].data(), line_[count - 1].data(), out[0], out[1]);
     if (vertical_) {
         stored_ += count;
@@ -165,10 +179,11 @@ void Resizer::lower_ready() {
         const size_t y = static_cast<size_t>(lowered_);
         const int first = down_.first[y], count = down_.count[y];
         if (first + count > stored_) return;
-        for (int k = 0; k < count; ++k) rows_[static_cast<size_t>(k)] = reinterpret_cast<const uint8_t*>(slot(first + k));
+        for (int k = 0; k < count; ++k) rows_[k] = reinterpret_cast<const uint8_t*>(slot(first + k));
         uint32_t* out = line_[lowered_ % 2].data();
         const int32_t* weight = &down_.weight[y * static_cast<size_t>(down_.width)];
-        level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4), reinterpret_cast<uint8_t*>(out));
+        level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4),
+                      reinterpret_cast<uint8_t*>(out));
         ++lowered_;
         if (!lower_first_ || !horizontal_) {
             emit(out, lowered_ - 1);

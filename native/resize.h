@@ -11,6 +11,11 @@
 
 namespace feedrate {
 
+// How many weights a pixel of the output has at the most.
+int most_taps(int in_size, int out_size, Filter filter);
+// Whether the vertical pass comes before the horizontal one; resize.cpp says why it matters.
+bool is_down_first(int in_width, int in_height, const Target& target);
+
 // Lines are pixels of four bytes (R, G, B and nothing); a gray image carries its value three times. The lines that the
 // vertical pass still needs are kept in a ring, so that memory does not grow with the height.
 class Resizer {
@@ -30,7 +35,7 @@ private:
     Target target_{};
     int in_width_ = 0, in_height_ = 0;
     bool horizontal_ = false, vertical_ = false;
-    bool lower_first_ = false;  // what comes in goes to the vertical pass
+    bool lower_first_ = false;                   // what comes in goes to the vertical pass
     int pushed_ = 0, stored_ = 0, lowered_ = 0;  // lines so far: taken, put into the ring, made by the vertical pass
     Taps across_, down_;
     int ring_lines_ = 1;

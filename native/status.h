@@ -20,62 +20,69 @@ enum class Status : int32_t {
     bad_entries = 7,
 };
 
+// Why a sample is not ok, and the sentence for it: a printf format that takes `a` and `b` as long long. words() makes
+// the sentences that are empty here: `a` is an errno, a number of a format, sampling factors (h * 16 + v, `b` chroma).
+#define FEEDRATE_REASONS(REASON)                                                                               \
+    REASON(none, "")                                                                                           \
+    /* Reading. */                                                                                             \
+    REASON(cannot_open, "")                                                                                    \
+    REASON(cannot_read, "")                                                                                    \
+    REASON(no_such_number, "file number %lld is not one of the %lld files")                                    \
+    REASON(bad_range, "offset %lld with length %lld is not a byte range")                                      \
+    REASON(file_ends, "the file ends at byte %lld, the range needs bytes up to %lld")                          \
+    REASON(crc_differs, "crc32c is %08llx, the index says %08llx")                                             \
+    REASON(out_of_memory, "out of memory")                                                                     \
+    /* Kinds of image that the kernel leaves to others. */                                                     \
+    REASON(not_jpeg, "")                                                                                       \
+    REASON(progressive, "progressive")                                                                         \
+    REASON(arithmetic, "arithmetic coding")                                                                    \
+    REASON(lossless, "lossless or hierarchical JPEG")                                                          \
+    REASON(precision, "%lld-bit")                                                                              \
+    REASON(cmyk, "CMYK")                                                                                       \
+    REASON(components, "%lld colour components")                                                               \
+    REASON(rgb_adobe, "RGB colour (Adobe transform 0)")                                                        \
+    REASON(rgb_ids, "RGB colour (component ids R, G, B)")                                                      \
+    REASON(sampling, "")                                                                                       \
+    REASON(not_interleaved, "non-interleaved scans")                                                           \
+    REASON(scan_order, "components out of order in the scan")                                                  \
+    REASON(scan_parameters, "unusual scan parameters")                                                         \
+    REASON(too_large, "%lld x %lld pixels is beyond what JPEG decoders take")                                  \
+    REASON(file_too_large, "the file has %lld bytes, the kernel takes at most 512 MB")                         \
+    /* Damage. */                                                                                              \
+    REASON(empty_file, "the file is empty")                                                                    \
+    REASON(headers_end, "JPEG ends inside its headers, after %lld bytes")                                      \
+    REASON(bad_marker, "no JPEG marker where one must be, at byte %lld")                                       \
+    REASON(bad_segment, "JPEG segment %02llx at byte %lld is malformed")                                       \
+    REASON(no_scan, "JPEG without image data")                                                                 \
+    REASON(no_size, "JPEG with zero width or height")                                                          \
+    REASON(quant_missing, "quantisation table %lld is missing")                                                \
+    REASON(huffman_missing, "Huffman table %lld of class %lld is missing")                                     \
+    REASON(huffman_bad, "Huffman table %lld of class %lld is malformed")                                       \
+    REASON(ends_early, "JPEG ends early: %lld of %lld MCU rows are there")                                     \
+    REASON(bad_code, "invalid Huffman code in MCU row %lld of %lld")                                           \
+    REASON(dc_overflow, "DC value out of range in MCU row %lld of %lld")                                       \
+    REASON(restart_order, "restart markers out of order in MCU row %lld of %lld")                              \
+    /* The request. */                                                                                         \
+    REASON(box_empty, "the crop box is empty")                                                                 \
+    REASON(box_outside, "the crop box is not inside the image of %lld x %lld pixels")                          \
+    REASON(crop_too_large, "the crop has %lld pixels, the limit is %lld")                                      \
+    /* Entry points. */                                                                                        \
+    REASON(entries_version, "entry points of version %lld, this kernel reads version 1")                       \
+    REASON(entries_short, "entry points have %lld bytes, %lld are needed")                                     \
+    REASON(entries_crc, "entry points are damaged (their checksum differs)")                                   \
+    REASON(entries_other_file, "entry points belong to another file (its checksum differs)")                   \
+    REASON(entries_geometry, "entry points do not fit the size of the image")                                  \
+    REASON(entries_offsets, "entry point %lld lies outside the image data or before its predecessor")          \
+    REASON(entries_wrong, "decoding does not arrive at entry point %lld")                                      \
+    /* Raw rows. */                                                                                            \
+    REASON(raw_version, "the index has no table of raw rows that this kernel reads (kind %lld, version %lld)") \
+    REASON(raw_length, "raw image of %lld bytes, the index speaks of %lld")                                    \
+    REASON(rows_differ, "rows %lld to %lld are not those that were packed (checksum)")
+
 enum class Why : int32_t {
-    none = 0,
-    // Reading.
-    cannot_open,      // a: errno
-    cannot_read,      // a: errno
-    no_such_number,   // a: the file's number, b: how many files there are
-    bad_range,        // a: offset, b: length
-    file_ends,        // a: bytes in the file, b: bytes needed
-    crc_differs,      // a: found, b: expected
-    out_of_memory,
-    // Kinds of image that the kernel leaves to others.
-    not_jpeg,         // a: index into the list of formats in words.cpp
-    progressive,
-    arithmetic,
-    lossless,
-    precision,        // a: bits
-    cmyk,
-    components,       // a: how many
-    rgb_adobe,
-    rgb_ids,
-    sampling,         // a: luma h * 16 + v, b: chroma h * 16 + v
-    not_interleaved,
-    scan_order,
-    scan_parameters,
-    too_large,        // a: width, b: height
-    file_too_large,   // a: bytes
-    // Damage.
-    empty_file,
-    headers_end,      // a: bytes in the file
-    bad_marker,       // a: byte offset
-    bad_segment,      // a: marker, b: byte offset
-    no_scan,
-    no_size,
-    quant_missing,    // a: table
-    huffman_missing,  // a: table, b: 0 DC, 1 AC
-    huffman_bad,      // a: table, b: 0 DC, 1 AC
-    ends_early,       // a: whole MCU rows present, b: MCU rows in the image
-    bad_code,         // a: MCU row, b: MCU rows in the image
-    dc_overflow,      // a: MCU row, b: MCU rows in the image
-    restart_order,    // a: MCU row, b: MCU rows in the image
-    // The request.
-    box_empty,
-    box_outside,      // a: width, b: height of the image
-    crop_too_large,   // a: pixels asked for, b: the limit
-    // Entry points.
-    entries_version,  // a: found
-    entries_short,    // a: bytes there, b: bytes needed
-    entries_crc,
-    entries_other_file,
-    entries_geometry,
-    entries_offsets,  // a: number of the entry
-    entries_wrong,    // a: number of the entry
-    // Raw rows.
-    raw_version,      // a: first byte, b: version
-    raw_length,       // a: bytes in the stored file, b: bytes that the table speaks of
-    rows_differ,      // a: first row, b: last row of the block
+#define FEEDRATE_NAME(name, sentence) name,
+    FEEDRATE_REASONS(FEEDRATE_NAME)
+#undef FEEDRATE_NAME
 };
 
 struct Outcome {

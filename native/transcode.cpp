@@ -9,7 +9,6 @@
 #include "coefficients.h"
 
 namespace feedrate {
-
 namespace {
 
 // Rows become columns. Blocks that fill the last MCUs up stay at the far edges.
@@ -19,7 +18,8 @@ void transpose(Coefficients& image) {
         for (int y = 0; y < plane.high; ++y)
             for (int x = 0; x < plane.wide; ++x) {
                 const int16_t* from = plane.block(x, y);
-                int16_t* to = turned.data() + (static_cast<size_t>(x) * static_cast<size_t>(plane.high) + static_cast<size_t>(y)) * 64;
+                int16_t* to = turned.data() +
+                              (static_cast<size_t>(x) * static_cast<size_t>(plane.high) + static_cast<size_t>(y)) * 64;
                 for (int i = 0; i < 64; ++i) to[i] = from[i % 8 * 8 + i / 8];
             }
         plane.values.swap(turned);
@@ -36,7 +36,8 @@ void transpose(Coefficients& image) {
 void mirror(Coefficients& image) {
     for (Plane& plane : image.planes)
         for (int y = 0; y < plane.high; ++y) {
-            for (int x = 0; x < plane.wide / 2; ++x) std::swap_ranges(plane.block(x, y), plane.block(x, y) + 64, plane.block(plane.wide - 1 - x, y));
+            for (int x = 0; x < plane.wide / 2; ++x)
+                std::swap_ranges(plane.block(x, y), plane.block(x, y) + 64, plane.block(plane.wide - 1 - x, y));
             int16_t* row = plane.block(0, y);
             for (int i = 0; i < plane.wide * 64; ++i)
                 if (i & 1) row[i] = static_cast<int16_t>(-row[i]);
@@ -46,7 +47,8 @@ void mirror(Coefficients& image) {
 void turn_over(Coefficients& image) {
     for (Plane& plane : image.planes) {
         const int row = plane.wide * 64;
-        for (int y = 0; y < plane.high / 2; ++y) std::swap_ranges(plane.block(0, y), plane.block(0, y) + row, plane.block(0, plane.high - 1 - y));
+        for (int y = 0; y < plane.high / 2; ++y)
+            std::swap_ranges(plane.block(0, y), plane.block(0, y) + row, plane.block(0, plane.high - 1 - y));
         for (size_t i = 0; i < plane.values.size(); ++i)
             if (i >> 3 & 1) plane.values[i] = static_cast<int16_t>(-plane.values[i]);
     }
@@ -73,16 +75,16 @@ struct Code {
         for (;;) {
             int least = -1, next = -1;
             for (int i = 0; i < 257; ++i) {
-                if (!weight[static_cast<size_t>(i)]) continue;
-                if (least < 0 || weight[static_cast<size_t>(i)] <= weight[static_cast<size_t>(least)]) {
+                if (!weight[i]) continue;
+                if (least < 0 || weight[i] <= weight[least]) {
                     next = least, least = i;
-                } else if (next < 0 || weight[static_cast<size_t>(i)] <= weight[static_cast<size_t>(next)]) {
+                } else if (next < 0 || weight[i] <= weight[next]) {
                     next = i;
                 }
             }
             if (next < 0) break;
-            weight[static_cast<size_t>(least)] += weight[static_cast<size_t>(next)];
-            weight[static_cast<size_t>(next)] = 0;
+            weight[least] += weight[next];
+            weight[next] = 0;
             int end = least;
             for (;; end = other[end]) {
                 ++size[end];
@@ -152,9 +154,13 @@ bool code_image(const Coefficients& image, const Emit& emit) {
         for (int x = 0; x < luma.wide / luma.h; ++x)
             for (size_t i = 0; i < image.planes.size(); ++i) {
                 const Plane& plane = image.planes[i];
-                const auto send = [&](bool is_ac, int symbol, int value, int bits) { emit(i > 0, is_ac, symbol, value, bits); };
+                const auto send = [&](bool is_ac, int symbol, int value, int bits) {
+                    emit(i > 0, is_ac, symbol, value, bits);
+                };
                 for (int b = 0; b < plane.h * plane.v; ++b)
-                    if (!code_block(plane.block(x * plane.h + b % plane.h, y * plane.v + b / plane.h), predictor[i], send)) return false;
+                    if (!code_block(plane.block(x * plane.h + b % plane.h, y * plane.v + b / plane.h), predictor[i],
+                                    send))
+                        return false;
             }
     return true;
 }
@@ -200,7 +206,7 @@ void put_frame(std::string& out, const Coefficients& image) {
     // Baseline knows quantisers of 8 bits; with others it is "extended sequential", and decoded alike.
     const bool extended = std::any_of(image.planes.begin(), image.planes.end(), is_wide);
     const auto count = static_cast<int>(image.planes.size());
-    for (int i = 0; i < count; ++i) put_quantiser(out, i, image.planes[static_cast<size_t>(i)].quant);
+    for (int i = 0; i < count; ++i) put_quantiser(out, i, image.planes[i].quant);
     out += extended ? "\xFF\xC1" : "\xFF\xC0";
     put_word(out, 8 + 3 * count);
     out.push_back(8);
@@ -208,7 +214,7 @@ void put_frame(std::string& out, const Coefficients& image) {
     put_word(out, image.width);
     out.push_back(static_cast<char>(count));
     for (int i = 0; i < count; ++i) {
-        const Plane& plane = image.planes[static_cast<size_t>(i)];
+        const Plane& plane = image.planes[i];
         out.push_back(static_cast<char>(plane.id));
         out.push_back(static_cast<char>(plane.h << 4 | plane.v));
         out.push_back(static_cast<char>(i));
@@ -231,7 +237,8 @@ bool turn(Coefficients& image, int orientation) {
     const bool mirrored = orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7;
     const bool upside_down = orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8;
     const int width = sideways ? image.height : image.width, height = sideways ? image.width : image.height;
-    const int mcu_width = sideways ? image.mcu_height() : image.mcu_width(), mcu_height = sideways ? image.mcu_width() : image.mcu_height();
+    const int mcu_width = sideways ? image.mcu_height() : image.mcu_width(),
+              mcu_height = sideways ? image.mcu_width() : image.mcu_height();
     if ((mirrored && width % mcu_width) || (upside_down && height % mcu_height)) return false;
     if (sideways) transpose(image);
     if (mirrored) mirror(image);
@@ -243,7 +250,8 @@ Outcome write_baseline(const Coefficients& image, std::string& out) {
     std::vector<int64_t> frequency[2][2];  // luma and chroma, DC and AC
     for (auto& kind : frequency)
         for (auto& one : kind) one.assign(256, 0);
-    const bool fits = code_image(image, [&](bool chroma, bool is_ac, int symbol, int, int) { ++frequency[chroma][is_ac][static_cast<size_t>(symbol)]; });
+    const bool fits =
+        code_image(image, [&](bool chroma, bool is_ac, int symbol, int, int) { ++frequency[chroma][is_ac][symbol]; });
     if (!fits) return not_taken(Why::scan_parameters);
     const int kinds = image.planes.size() > 1 ? 2 : 1;
     Code codes[2][2];
@@ -259,7 +267,7 @@ Outcome write_baseline(const Coefficients& image, std::string& out) {
     put_word(out, 6 + 2 * count);
     out.push_back(static_cast<char>(count));
     for (int i = 0; i < count; ++i) {
-        out.push_back(static_cast<char>(image.planes[static_cast<size_t>(i)].id));
+        out.push_back(static_cast<char>(image.planes[i].id));
         out.push_back(static_cast<char>(i > 0 ? 0x11 : 0));
     }
     out.append("\x00\x3F\x00", 3);

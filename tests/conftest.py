@@ -51,7 +51,7 @@ if importlib.util.find_spec("torch") is None:
 def worker_forks() -> None:
     """Start the process that `quick_workers` are forks of, before anybody counts open files."""
     multiprocessing.set_forkserver_preload(
-        ["feedrate.packing.build.shard", "feedrate.packing.build.bulk", "pyarrow", "PIL.Image"]
+        ["feedrate.packing.build.shard", "feedrate.packing.build.shard", "pyarrow", "PIL.Image"]
     )
     multiprocessing.forkserver.ensure_running()
 

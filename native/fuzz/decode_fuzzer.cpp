@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One input of the fuzzer: how to decode (8 bytes), then a JPEG. Decodes it from the top, with its own entry points and with
-// spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes. Then the same bytes
-// once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves. And the JPEG is written again as
-// baseline, turned by byte 1: what was read twice must be the same.
+// One input of the fuzzer: how to decode (8 bytes), then a JPEG. Decodes it from the top, with its own entry points and
+// with spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes. Then
+// the same bytes once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves. And
+// the JPEG is written again as baseline, turned by byte 1: what was read twice must be the same.
 //
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value; four times that is also how far apart entry points stand in bytes (0: as usual)
 //   2  box: left, top, right, bottom, as parts of 256 of the size
-//   6  output height and channels: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
-//   7  output width: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
+//   6  output: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
+//   7  output: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -37,7 +37,7 @@ void put_u32(std::string& to, size_t at, uint32_t value) {
     for (size_t i = 0; i < 4; ++i) to[at + i] = static_cast<char>(value >> (8 * i) & 0xFF);
 }
 
-// Changes one byte behind the fingerprint and makes the checksum right again, so that the change is not found at the door.
+// Changes one byte behind the fingerprint, and makes the checksum right again, so that the change is not found by it.
 std::string spoil(std::string entries, uint8_t where, uint8_t value) {
     if (entries.size() <= 12) return entries;
     const size_t at = 12 + static_cast<size_t>(where) * 37 % (entries.size() - 12);
@@ -49,15 +49,18 @@ std::string spoil(std::string entries, uint8_t where, uint8_t value) {
 
 // A table (raw.h) that fits `file`, whatever that is.
 std::string make_table(Bytes file, int channels, uint32_t width, uint32_t block_rows) {
-    const uint32_t row_bytes = width * static_cast<uint32_t>(channels), height = static_cast<uint32_t>(file.size) / row_bytes;
+    const uint32_t row_bytes = width * static_cast<uint32_t>(channels),
+                   height = static_cast<uint32_t>(file.size) / row_bytes;
     const uint32_t rows = std::min(block_rows, height);
     const size_t start = file.size - static_cast<size_t>(height) * row_bytes;
     std::string table(24, '\0');
     table[0] = 'R', table[1] = 1, table[2] = static_cast<char>(channels);
-    put_u32(table, 4, rows), put_u32(table, 8, width), put_u32(table, 12, height), put_u32(table, 16, static_cast<uint32_t>(start));
+    put_u32(table, 4, rows), put_u32(table, 8, width), put_u32(table, 12, height),
+        put_u32(table, 16, static_cast<uint32_t>(start));
     for (size_t at = start; at < file.size; at += static_cast<size_t>(rows) * row_bytes) {
         table.append(4, '\0');
-        put_u32(table, table.size() - 4, crc32c(file.data + at, std::min(static_cast<size_t>(rows) * row_bytes, file.size - at), 0));
+        put_u32(table, table.size() - 4,
+                crc32c(file.data + at, std::min(static_cast<size_t>(rows) * row_bytes, file.size - at), 0));
     }
     return table;
 }
@@ -72,7 +75,8 @@ Outcome crop_raw(Bytes file, std::string table, const Box& box, const Target& ta
     const Outcome opened = crop.open({exact.get(), table.size()}, static_cast<int64_t>(file.size), box);
     demand(opened.ok() || !words(opened).empty(), "every failure has words");
     if (!opened.ok()) return opened;
-    demand(crop.offset() >= 0 && crop.size() > 0 && crop.offset() + crop.size() <= static_cast<int64_t>(file.size), "reads lie inside the file");
+    demand(crop.offset() >= 0 && crop.size() > 0 && crop.offset() + crop.size() <= static_cast<int64_t>(file.size),
+           "reads lie inside the file");
     const std::unique_ptr<uint8_t[]> read(new uint8_t[static_cast<size_t>(crop.size())]);
     std::memcpy(read.get(), file.data + crop.offset(), static_cast<size_t>(crop.size()));
     return crop.decode(read.get(), target, resizer);
@@ -83,7 +87,8 @@ void try_raw(const uint8_t* input, Bytes file, const Target& target) {
     const uint32_t width = input[1] + 1u;
     const auto height = static_cast<int>(file.size / (width * static_cast<uint32_t>(channels)));
     const auto part = [&](int byte, int whole) { return whole * input[byte] / 256; };
-    const Box box{part(2, static_cast<int>(width)), part(3, height), part(4, static_cast<int>(width)) + 1, part(5, height) + 1};
+    const Box box{part(2, static_cast<int>(width)), part(3, height), part(4, static_cast<int>(width)) + 1,
+                  part(5, height) + 1};
     if (height > 0) {
         std::string table = make_table(file, channels, width, (input[0] >> 2) + 1u);
         const Outcome right = crop_raw(file, table, box, target);
@@ -104,7 +109,8 @@ void try_baseline(const uint8_t* input, Bytes file) {
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[written.size()]);
     std::memcpy(exact.get(), written.data(), written.size());
     demand(read_coefficients(exact.get(), written.size(), again).ok(), "what was written is read");
-    for (size_t i = 0; i < image.planes.size(); ++i) demand(image.planes[i].values == again.planes[i].values, "no coefficient changes");
+    for (size_t i = 0; i < image.planes.size(); ++i)
+        demand(image.planes[i].values == again.planes[i].values, "no coefficient changes");
 }
 
 Bytes view(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
@@ -124,7 +130,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     Header header;
     std::string entries;
     const uint32_t crc = crc32c(file.data, file.size, 0);
-    const Outcome scanned = scan_jpeg(file.data, file.size, crc, header, entries, input[1] ? 4 * input[1] : kBytesPerEntry);
+    const Outcome scanned =
+        scan_jpeg(file.data, file.size, crc, header, entries, input[1] ? 4 * input[1] : kBytesPerEntry);
     demand(!words(scanned).empty() || scanned.ok(), "every failure has words");
     if (static_cast<int64_t>(header.width) * header.height > (16 << 20)) return 0;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the fuzzer's entry over the files of a list, one path per line of standard input: for sanitizers that come without a fuzzer.
-// Prints the level of vector code, how many there were and the checksum of what they decoded to.
+// Runs the fuzzer's entry over the files of a list, one path per line of standard input: for sanitizers that come
+// without a fuzzer. Prints the level of vector code, how many there were and the checksum of what they decoded to.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>

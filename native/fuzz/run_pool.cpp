@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool with limits that change while it works, for the thread sanitizer. Ends with 1 and a sentence where more threads worked than
-// were allowed, or a sample was not called once; a wake-up that is lost makes it hang.
+// The pool with limits that change while it works, for the thread sanitizer. Ends with 1 and a sentence where more
+// threads worked than were allowed, or a sample was not called once; a wake-up that is lost makes it hang.
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -31,10 +31,9 @@ void run_callers(feedrate::Pool& pool, int batches, std::atomic<int>& most) {
                 std::vector<std::atomic<int>> called(static_cast<size_t>(1 + (7 * i + caller) % 9));
                 const bool is_done = pool.run(static_cast<int64_t>(called.size()), [&](int64_t sample) {
                     const int now = ++working;
-                    for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
-                    }
+                    for (int seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {}
                     std::this_thread::yield();
-                    ++called[static_cast<size_t>(sample)];
+                    ++called[sample];
                     --working;
                 });
                 need(is_done, "an open pool did not run a batch");

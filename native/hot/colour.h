@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights and rounding follow jdsample.c and jdcolor.c of libjpeg-turbo, so that every pixel is the same.
-namespace feedrate::FEEDRATE_LEVEL {
 
-namespace {
+HOT_INLINE int32_t clamp(int32_t value) { return std::min(std::max(value, 0), 255); }
 
-FEEDRATE_HOT_INLINE int32_t clamp(int32_t value) { return std::min(std::max(value, 0), 255); }
-
-FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
     for (int i = 0; i < count; ++i) {
         const int32_t u = cb[i] - 128, v = cr[i] - 128;
         const int32_t r = clamp(y[i] + ((kRed * v + kHalf) >> 16));
@@ -18,16 +15,18 @@ FEEDRATE_HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const
 
 #if FEEDRATE_VECTORS == 256
 
-FEEDRATE_HOT_INLINE __m256i load16(const uint8_t* from) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))); }
+HOT_INLINE __m256i load16(const uint8_t* from) {
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
 
 // (twice * factor + 65536) >> 17, in 16 bits: the high half of the product, halved with rounding, is the same number.
-FEEDRATE_HOT_INLINE __m256i round_product(__m256i twice, int16_t factor) {
+HOT_INLINE __m256i round_product(__m256i twice, int16_t factor) {
     const __m256i high = _mm256_mulhi_epi16(twice, _mm256_set1_epi16(factor));
     return _mm256_srai_epi16(_mm256_add_epi16(high, _mm256_set1_epi16(1)), 1);
 }
 
 // (kGreenBlue * u + kGreenRed * v + kHalf) >> 16, with a whole v taken out of the second factor so that it has 16 bits.
-FEEDRATE_HOT_INLINE __m256i green_of(__m256i u, __m256i v) {
+HOT_INLINE __m256i green_of(__m256i u, __m256i v) {
     const __m256i factors = _mm256_set1_epi32(static_cast<int>((kGreenBlue & 0xFFFF) | (kGreenRed + 65536) << 16));
     const __m256i half = _mm256_set1_epi32(kHalf);
     const __m256i low = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(u, v), factors), half);
@@ -35,13 +34,14 @@ FEEDRATE_HOT_INLINE __m256i green_of(__m256i u, __m256i v) {
     return _mm256_sub_epi16(_mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16)), v);
 }
 
-FEEDRATE_HOT_INLINE void convert_16(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
+HOT_INLINE void convert_step(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
     const __m256i center = _mm256_set1_epi16(128);
     const __m256i luma = load16(y), u = _mm256_sub_epi16(load16(cb), center), v = _mm256_sub_epi16(load16(cr), center);
     const __m256i u2 = _mm256_add_epi16(u, u), v2 = _mm256_add_epi16(v, v);
     const __m256i r = _mm256_add_epi16(_mm256_add_epi16(luma, v), round_product(v2, kRed - 65536));
     const __m256i g = _mm256_add_epi16(luma, green_of(u, v));
-    const __m256i b = _mm256_add_epi16(_mm256_add_epi16(luma, u2), round_product(u2, static_cast<int16_t>(kBlue - 2 * 65536)));
+    const __m256i b =
+        _mm256_add_epi16(_mm256_add_epi16(luma, u2), round_product(u2, static_cast<int16_t>(kBlue - 2 * 65536)));
     // Within each half: r g r g ..., b 0 b 0 ..., then r g b 0.
     const __m256i rb = _mm256_packus_epi16(r, b), g0 = _mm256_packus_epi16(g, _mm256_setzero_si256());
     const __m256i rg = _mm256_unpacklo_epi8(rb, g0), b0 = _mm256_unpackhi_epi8(rb, g0);
@@ -50,30 +50,52 @@ FEEDRATE_HOT_INLINE void convert_16(const uint8_t* y, const uint8_t* cb, const u
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8), _mm256_permute2x128_si256(low, high, 0x31));
 }
 
-FEEDRATE_HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
-    int i = 0;
-    for (; i + 16 <= count; i += 16) convert_16(y + i, cb + i, cr + i, out + i);
-    if (i == count) return;
-    // The last ones go together with some that are already there.
-    if (count >= 16)
-        convert_16(y + count - 16, cb + count - 16, cr + count - 16, out + count - 16);
-    else
-        convert_some(y, cb, cr, count, out);
-}
-
 #elif FEEDRATE_VECTORS == 128
 
-#include "colour_neon.h"
+// (sum + kHalf) >> 16 of both halves.
+HOT_INLINE int16x8_t round_sums(int32x4_t low, int32x4_t high) {
+    return vcombine_s16(vrshrn_n_s32(low, 16), vrshrn_n_s32(high, 16));
+}
 
-#else
+HOT_INLINE int16x8_t round_product(int16x8_t value, int16_t factor) {
+    return round_sums(vmull_n_s16(vget_low_s16(value), factor), vmull_n_s16(vget_high_s16(value), factor));
+}
 
-FEEDRATE_HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
-    convert_some(y, cb, cr, count, out);
+// The factors have a whole number taken out, so that they have 16 bits.
+HOT_INLINE void convert_step(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
+    constexpr auto kRest = static_cast<int16_t>(kGreenRed + 65536);
+    const uint8x8_t center = vdup_n_u8(128);
+    const int16x8_t luma = vreinterpretq_s16_u16(vmovl_u8(vld1_u8(y)));
+    const int16x8_t u = vreinterpretq_s16_u16(vsubl_u8(vld1_u8(cb), center)),
+                    v = vreinterpretq_s16_u16(vsubl_u8(vld1_u8(cr), center));
+    const int32x4_t green_low =
+        vmlal_n_s16(vmull_n_s16(vget_low_s16(u), static_cast<int16_t>(kGreenBlue)), vget_low_s16(v), kRest);
+    const int32x4_t green_high =
+        vmlal_n_s16(vmull_n_s16(vget_high_s16(u), static_cast<int16_t>(kGreenBlue)), vget_high_s16(v), kRest);
+    const int16x8_t r = vaddq_s16(vaddq_s16(luma, v), round_product(v, static_cast<int16_t>(kRed - 65536)));
+    const int16x8_t g = vsubq_s16(vaddq_s16(luma, round_sums(green_low, green_high)), v);
+    const int16x8_t b =
+        vaddq_s16(vaddq_s16(luma, vaddq_s16(u, u)), round_product(u, static_cast<int16_t>(kBlue - 2 * 65536)));
+    const uint8x8x4_t pixels = {{vqmovun_s16(r), vqmovun_s16(g), vqmovun_s16(b), vdup_n_u8(0)}};
+    vst4_u8(reinterpret_cast<uint8_t*>(out), pixels);
 }
 
 #endif
 
-FEEDRATE_HOT void widen(const uint8_t* in, int count, uint8_t* out) {
+HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
+#if FEEDRATE_VECTORS
+    constexpr int kStep = FEEDRATE_VECTORS / 16;
+    int i = 0;
+    for (; i + kStep <= count; i += kStep) convert_step(y + i, cb + i, cr + i, out + i);
+    if (i == count) return;
+    // The last ones go together with some that are already there.
+    i = count - kStep;
+    if (i >= 0) return convert_step(y + i, cb + i, cr + i, out + i);
+#endif
+    convert_some(y, cb, cr, count, out);
+}
+
+HOT void widen(const uint8_t* in, int count, uint8_t* out) {
     for (int i = 0; i < count; ++i) {
         const int here = 3 * in[i];
         out[2 * i] = static_cast<uint8_t>((here + in[i - 1] + 1) >> 2);
@@ -81,18 +103,14 @@ FEEDRATE_HOT void widen(const uint8_t* in, int count, uint8_t* out) {
     }
 }
 
-FEEDRATE_HOT void add_rows(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums) {
+HOT void add_rows(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums) {
     for (int i = 0; i < count; ++i) sums[i] = static_cast<uint16_t>(3 * near[i] + far[i]);
 }
 
-FEEDRATE_HOT void widen_sums(const uint16_t* in, int count, uint8_t* out) {
+HOT void widen_sums(const uint16_t* in, int count, uint8_t* out) {
     for (int i = 0; i < count; ++i) {
         const uint16_t here = static_cast<uint16_t>(3 * in[i]);
         out[2 * i] = static_cast<uint8_t>(static_cast<uint16_t>(here + in[i - 1] + 8) >> 4);
         out[2 * i + 1] = static_cast<uint8_t>(static_cast<uint16_t>(here + in[i + 1] + 7) >> 4);
     }
 }
-
-}  // namespace
-
-}  // namespace feedrate::FEEDRATE_LEVEL

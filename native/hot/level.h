@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET (an
-// attribute) and FEEDRATE_VECTORS: bits of the vectors that are written out here, 256 for AVX2 (with BMI2), 128 for NEON, 0 for none.
+// What is compiled once per level. The including file defines FEEDRATE_LEVEL (a namespace), FEEDRATE_TARGET (an
+// attribute) and FEEDRATE_VECTORS, the bits of vectors: 256 for AVX2 (with BMI2), 128 for NEON, 0 for none.
 #pragma once
 
 #include <algorithm>
@@ -19,20 +19,25 @@
 #endif
 
 // Every function in hot/ carries one of these. No lambdas there: they would not inherit the target.
-#define FEEDRATE_HOT FEEDRATE_TARGET
-#define FEEDRATE_HOT_INLINE FEEDRATE_TARGET FEEDRATE_INLINE
-
-#include "idct.h"
-// It uses the IDCT.
-#include "entropy.h"
-// The rest stands alone.
-#include "colour.h"
-#include "resize.h"
+#define HOT FEEDRATE_TARGET
+#define HOT_INLINE FEEDRATE_TARGET FEEDRATE_INLINE
 
 namespace feedrate::FEEDRATE_LEVEL {
+namespace {
+
+// Pieces of one file: entropy.h uses idct.h, the others stand alone.
+// clang-format off
+#include "idct.h"
+#include "entropy.h"
+#include "colour.h"
+#include "resize.h"
+// clang-format on
+
+}  // namespace
 
 inline Level make_level(const char* name) {
-    return {name, unstuff, read_mcus, read_mcu_pairs, convert_rgb, widen, add_rows, widen_sums, shrink, lower, pack_rgb, spread_rgb};
+    return {name,     unstuff,    read_mcus, read_mcu_pairs, convert_rgb, widen,
+            add_rows, widen_sums, shrink,    lower,          pack_rgb,    spread_rgb};
 }
 
 }  // namespace feedrate::FEEDRATE_LEVEL

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to eight bits. Some weights of
-// some filters are below zero, and weights are rounded one by one: sums leave 0 .. 255 on both sides.
-namespace feedrate::FEEDRATE_LEVEL {
-
-namespace {
+// The two passes of Pillow's resize: sums of bytes times weights of kWeightBits bits, rounded and limited to 0 .. 255,
+// which sums leave on both sides: some weights are below zero, and all are rounded.
 
 constexpr int32_t kRound = 1 << (kWeightBits - 1);
 
-FEEDRATE_HOT_INLINE uint8_t to_byte(int32_t sum) { return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255)); }
+HOT_INLINE uint8_t to_byte(int32_t sum) { return static_cast<uint8_t>(std::min(std::max(sum >> kWeightBits, 0), 255)); }
 
 // One pixel, by 32-bit products: any number of taps.
-FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
+HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* weight, int count) {
     const auto* in = reinterpret_cast<const uint8_t*>(line);
     int32_t sum[4] = {kRound, kRound, kRound, kRound};
     for (int k = 0; k < count; ++k)
@@ -22,14 +19,14 @@ FEEDRATE_HOT_INLINE uint32_t shrink_widely(const uint32_t* line, const int32_t* 
     return pixel;
 }
 
-FEEDRATE_HOT void shrink_line_widely(const uint32_t* line, const Taps& taps, int out_width, uint32_t* out) {
+HOT void shrink_line_widely(const uint32_t* line, const Taps& taps, int out_width, uint32_t* out) {
     const int32_t* weight = taps.weight.data();
     for (int x = 0; x < out_width; ++x, weight += taps.width)
-        out[x] = shrink_widely(line + taps.first[static_cast<size_t>(x)], weight, taps.count[static_cast<size_t>(x)]);
+        out[x] = shrink_widely(line + taps.first[x], weight, taps.count[x]);
 }
 
 // A part of a line, by 32-bit products: any number of taps.
-FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x, uint8_t* out) {
+HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_t* weight, int x, uint8_t* out) {
     int32_t sum[kLineChunk];
     for (int i = 0; i < kLineChunk; ++i) sum[i] = kRound;
     for (int k = 0; k < count; ++k) {
@@ -42,24 +39,26 @@ FEEDRATE_HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, con
 #if FEEDRATE_VECTORS == 256
 
 // Four bytes, everywhere.
-FEEDRATE_HOT_INLINE __m256i repeat(const void* bytes) {
+HOT_INLINE __m256i repeat(const void* bytes) {
     int32_t word;
     std::memcpy(&word, bytes, 4);
     return _mm256_set1_epi32(word);
 }
 
-// One pixel of each line, kGroups times four taps (0: `groups`), the unused ones of weight zero: a count that changes from pixel to
-// pixel cannot be predicted. The sums are those of `lower` below: products of bytes for the high parts of the weights, of words
-// for the low parts.
+// One pixel of each line, kGroups (0: `groups`) times four taps. Unused ones have weight zero: a count that changes
+// from pixel to pixel cannot be predicted. Products are of bytes for the high parts of the weights, of words for the
+// low.
 template <int kGroups>
-FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
+HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
     const int count = kGroups ? kGroups : groups;
     // Four reds, four greens, four blues, in each half.
-    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9,
+                                           13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m256i even = _mm256_set1_epi16(0xFF);
     __m256i high = _mm256_setzero_si256(), low = _mm256_set1_epi32(kRound);
     for (int i = 0; i < count; ++i) {
-        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)), b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)),
+                      b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
         const __m256i pixels = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), order);
         high = _mm256_add_epi16(high, _mm256_maddubs_epi16(pixels, repeat(weight[i].high)));
         low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_and_si256(pixels, even), repeat(weight[i].low)));
@@ -70,7 +69,8 @@ FEEDRATE_HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* 
 }
 
 template <int kGroups>
-FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                       uint32_t* out1) {
     const SplitFour* weight = taps.split.data();
     const int* first = taps.first.data();
     const int groups = kGroups ? kGroups : taps.groups;
@@ -78,72 +78,82 @@ FEEDRATE_HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, co
     for (; x + 4 <= out_width; x += 4, weight += 4 * groups) {
         const __m256i a = shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups);
         const __m256i b = shrink_pixel<kGroups>(line0 + first[x + 1], line1 + first[x + 1], weight + groups, groups);
-        const __m256i c = shrink_pixel<kGroups>(line0 + first[x + 2], line1 + first[x + 2], weight + 2 * groups, groups);
-        const __m256i d = shrink_pixel<kGroups>(line0 + first[x + 3], line1 + first[x + 3], weight + 3 * groups, groups);
+        const __m256i c =
+            shrink_pixel<kGroups>(line0 + first[x + 2], line1 + first[x + 2], weight + 2 * groups, groups);
+        const __m256i d =
+            shrink_pixel<kGroups>(line0 + first[x + 3], line1 + first[x + 3], weight + 3 * groups, groups);
         const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out0 + x), _mm256_castsi256_si128(bytes));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out1 + x), _mm256_extracti128_si256(bytes, 1));
     }
     for (; x < out_width; ++x, weight += groups) {
-        const __m256i words = _mm256_packs_epi32(shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups), _mm256_setzero_si256());
+        const __m256i words = _mm256_packs_epi32(
+            shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups), _mm256_setzero_si256());
         const __m256i bytes = _mm256_packus_epi16(words, words);
         out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
         out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));
     }
 }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                uint32_t* out1) {
     switch (taps.groups) {
         case 1: return shrink_groups<1>(line0, line1, taps, out_width, out0, out1);
         case 2: return shrink_groups<2>(line0, line1, taps, out_width, out0, out1);
         default: break;
     }
-    // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than 128. Sums may wrap
-    // around: what they come to in 32 bits is within range.
+    // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than
+    // 128. Sums may wrap around: what they come to in 32 bits is within range.
     if (taps.groups <= 32) return shrink_groups<0>(line0, line1, taps, out_width, out0, out1);
     shrink_line_widely(line0, taps, out_width, out0);
     shrink_line_widely(line1, taps, out_width, out1);
 }
 
-// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts and one of words for the low
-// parts, of which 64 stay within 32 bits. The high sums may wrap around on their way; with the carry they are within 16 bits.
+// Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts and one of words
+// for the low parts, of which 64 stay within 32 bits. The high sums may wrap around on their way; with the carry they
+// are within 16 bits.
 struct SplitPair {
     __m256i high, low;
 };
 
-FEEDRATE_HOT_INLINE SplitPair split(int32_t a, int32_t b) {
+HOT_INLINE SplitPair split(int32_t a, int32_t b) {
     const auto low_a = static_cast<int16_t>(a & 0xFFFF), low_b = static_cast<int16_t>(b & 0xFFFF);
     const int32_t high_a = (a - low_a) >> 16, high_b = (b - low_b) >> 16;
     return {_mm256_set1_epi16(static_cast<int16_t>((high_a & 0xFF) | high_b * 256)),
-            _mm256_set1_epi32(static_cast<int32_t>(static_cast<uint16_t>(low_a) | static_cast<uint32_t>(static_cast<uint16_t>(low_b)) << 16))};
+            _mm256_set1_epi32(static_cast<int32_t>(static_cast<uint16_t>(low_a) |
+                                                   static_cast<uint32_t>(static_cast<uint16_t>(low_b)) << 16))};
 }
 
 struct Sums {
     __m256i high[2], low[4];
 };
 
-FEEDRATE_HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t* row1, const SplitPair& weight) {
-    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)), b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1));
+HOT_INLINE void add_pair(Sums& sums, const uint8_t* row0, const uint8_t* row1, const SplitPair& weight) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row0)),
+                  b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row1));
     const __m256i zero = _mm256_setzero_si256();
     const __m256i pairs[2] = {_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)};
     for (int i = 0; i < 2; ++i) {
         sums.high[i] = _mm256_add_epi16(sums.high[i], _mm256_maddubs_epi16(pairs[i], weight.high));
-        sums.low[2 * i] = _mm256_add_epi32(sums.low[2 * i], _mm256_madd_epi16(_mm256_unpacklo_epi8(pairs[i], zero), weight.low));
-        sums.low[2 * i + 1] = _mm256_add_epi32(sums.low[2 * i + 1], _mm256_madd_epi16(_mm256_unpackhi_epi8(pairs[i], zero), weight.low));
+        sums.low[2 * i] =
+            _mm256_add_epi32(sums.low[2 * i], _mm256_madd_epi16(_mm256_unpacklo_epi8(pairs[i], zero), weight.low));
+        sums.low[2 * i + 1] =
+            _mm256_add_epi32(sums.low[2 * i + 1], _mm256_madd_epi16(_mm256_unpackhi_epi8(pairs[i], zero), weight.low));
     }
 }
 
-FEEDRATE_HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
+HOT_INLINE void store_sums(const Sums& sums, uint8_t* out) {
     __m256i words[2];
     for (int i = 0; i < 2; ++i) {
-        const __m256i carry = _mm256_packs_epi32(_mm256_srai_epi32(sums.low[2 * i], 16), _mm256_srai_epi32(sums.low[2 * i + 1], 16));
+        const __m256i carry =
+            _mm256_packs_epi32(_mm256_srai_epi32(sums.low[2 * i], 16), _mm256_srai_epi32(sums.low[2 * i + 1], 16));
         words[i] = _mm256_srai_epi16(_mm256_add_epi16(sums.high[i], carry), kWeightBits - 16);
     }
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_packus_epi16(words[0], words[1]));
 }
 
 template <int kPairs>
-FEEDRATE_HOT void lower_pairs(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower_pairs(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     constexpr int kMost = kPairs ? kPairs : 32;
     SplitPair weights[kMost];
     const uint8_t* lines[2 * kMost];
@@ -163,7 +173,7 @@ FEEDRATE_HOT void lower_pairs(const uint8_t* const* rows, int count, const int32
     }
 }
 
-FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     switch ((count + 1) / 2) {
         case 1: return lower_pairs<1>(rows, count, weight, width, out);
         case 2: return lower_pairs<2>(rows, count, weight, width, out);
@@ -174,22 +184,22 @@ FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* we
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
-// The first pixels of a line, as far as four at a time go; returns how many. The store is four bytes longer than the pixels, so the
-// last ones are left.
-FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+// The first pixels of a line, four at a time; returns how many. A store is four bytes longer than its pixels.
+HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     const __m128i straight = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
     const __m128i mirrored = _mm_setr_epi8(12, 13, 14, 8, 9, 10, 4, 5, 6, 0, 1, 2, -1, -1, -1, -1);
     const __m128i order = flip ? mirrored : straight;
     size_t x = 0;
     for (; x + 6 <= width; x += 4) {
-        const __m128i pixels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
+        const __m128i pixels =
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(flip ? line + width - 4 - x : line + x));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 3 * x), _mm_shuffle_epi8(pixels, order));
     }
     return x;
 }
 
 // The same the other way; the load is four bytes longer than its pixels.
-FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
+HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
     const __m128i order = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
     int x = 0;
     for (; x + 6 <= count; x += 4) {
@@ -201,25 +211,147 @@ FEEDRATE_HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out)
 
 #elif FEEDRATE_VECTORS == 128
 
-#include "resize_neon.h"
+// Weights are split as for AVX2, and sums of the high parts may wrap around, too. The sums of four taps of one line:
+// `high` has those of taps 0 and 2 in its lower half, of 1 and 3 in its upper.
+struct Sums {
+    int16x8_t high;
+    int32x4_t low;
+};
+
+HOT_INLINE void add_four(Sums& sums, const uint32_t* line, int16x8_t high_first, int16x8_t high_second, int16x4_t low) {
+    const uint8x16_t pixels = vld1q_u8(reinterpret_cast<const uint8_t*>(line));
+    const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(pixels))),
+                    second = vreinterpretq_s16_u16(vmovl_high_u8(pixels));
+    sums.high = vmlaq_s16(sums.high, first, high_first);
+    sums.high = vmlaq_s16(sums.high, second, high_second);
+    // As SplitFour has them: taps 0, 2, 1, 3.
+    sums.low = vmlal_lane_s16(sums.low, vget_low_s16(first), low, 0);
+    sums.low = vmlal_high_lane_s16(sums.low, first, low, 2);
+    sums.low = vmlal_lane_s16(sums.low, vget_low_s16(second), low, 1);
+    sums.low = vmlal_high_lane_s16(sums.low, second, low, 3);
+}
+
+HOT_INLINE uint16x4_t finish(const Sums& sums) {
+    const int16x4_t high = vadd_s16(vget_low_s16(sums.high), vget_high_s16(sums.high));
+    const int32x4_t sum = vaddq_s32(sums.low, vshll_n_s16(high, 16));
+    return vqmovun_s32(vshrq_n_s32(sum, kWeightBits));
+}
+
+HOT_INLINE uint32_t to_pixel(uint16x4_t words) {
+    return vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(words, words))), 0);
+}
+
+HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                uint32_t* out1) {
+    // As for AVX2.
+    if (taps.groups > 32) {
+        shrink_line_widely(line0, taps, out_width, out0);
+        shrink_line_widely(line1, taps, out_width, out1);
+        return;
+    }
+    const uint8_t kEach[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
+    const uint8x16_t each = vld1q_u8(kEach);
+    const SplitFour* weight = taps.split.data();
+    const int groups = taps.groups;
+    for (int x = 0; x < out_width; ++x, weight += groups) {
+        const int first = taps.first[x];
+        Sums sums[2] = {{vdupq_n_s16(0), vdupq_n_s32(kRound)}, {vdupq_n_s16(0), vdupq_n_s32(kRound)}};
+        for (int i = 0; i < groups; ++i) {
+            uint32_t word;
+            std::memcpy(&word, weight[i].high, 4);
+            const int8x16_t high = vreinterpretq_s8_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), each));
+            const int16x8_t high_first = vmovl_s8(vget_low_s8(high)), high_second = vmovl_high_s8(high);
+            const int16x4_t low = vld1_s16(weight[i].low);
+            add_four(sums[0], line0 + first + 4 * i, high_first, high_second, low);
+            add_four(sums[1], line1 + first + 4 * i, high_first, high_second, low);
+        }
+        out0[x] = to_pixel(finish(sums[0]));
+        out1[x] = to_pixel(finish(sums[1]));
+    }
+}
+
+// Sixteen bytes of a line.
+HOT_INLINE void lower_16(const uint8_t* const* rows, int count, const int16_t* high, const int16_t* low, int x,
+                         uint8_t* out) {
+    int16x8_t whole[2] = {vdupq_n_s16(kRound >> 16), vdupq_n_s16(kRound >> 16)};
+    int32x4_t rest[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
+    for (int k = 0; k < count; ++k) {
+        const uint8x16_t bytes = vld1q_u8(rows[k] + x);
+        const int16x8_t first = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))),
+                        second = vreinterpretq_s16_u16(vmovl_high_u8(bytes));
+        whole[0] = vmlaq_n_s16(whole[0], first, high[k]);
+        whole[1] = vmlaq_n_s16(whole[1], second, high[k]);
+        rest[0] = vmlal_n_s16(rest[0], vget_low_s16(first), low[k]);
+        rest[1] = vmlal_high_n_s16(rest[1], first, low[k]);
+        rest[2] = vmlal_n_s16(rest[2], vget_low_s16(second), low[k]);
+        rest[3] = vmlal_high_n_s16(rest[3], second, low[k]);
+    }
+    uint8x8_t bytes[2];
+    for (int i = 0; i < 2; ++i) {
+        const int16x8_t carry = vcombine_s16(vshrn_n_s32(rest[2 * i], 16), vshrn_n_s32(rest[2 * i + 1], 16));
+        const int16x8_t words = vshrq_n_s16(vaddq_s16(whole[i], carry), kWeightBits - 16);
+        bytes[i] = vqmovun_s16(words);
+    }
+    vst1q_u8(out + x, vcombine_u8(bytes[0], bytes[1]));
+}
+
+HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+    constexpr int kMost = 64;
+    if (count > kMost) {
+        for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
+        return;
+    }
+    int16_t high[kMost], low[kMost];
+    for (int k = 0; k < count; ++k) {
+        low[k] = static_cast<int16_t>(weight[k] & 0xFFFF);
+        high[k] = static_cast<int16_t>((weight[k] - low[k]) >> 16);
+    }
+    for (int x = 0; x < width; x += 16) lower_16(rows, count, high, low, x, out);
+}
+
+HOT_INLINE uint8x8x3_t mirror(const uint8x8x3_t& planes) {
+    return {{vrev64_u8(planes.val[0]), vrev64_u8(planes.val[1]), vrev64_u8(planes.val[2])}};
+}
+
+// The first pixels of a line, as far as eight at a time go; returns how many.
+HOT_INLINE size_t pack_most(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+    size_t x = 0;
+    for (; x + 8 <= width; x += 8) {
+        const uint8x8x4_t pixels = vld4_u8(reinterpret_cast<const uint8_t*>(flip ? line + width - 8 - x : line + x));
+        const uint8x8x3_t planes = {{pixels.val[0], pixels.val[1], pixels.val[2]}};
+        vst3_u8(out + 3 * x, flip ? mirror(planes) : planes);
+    }
+    return x;
+}
+
+HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
+    int x = 0;
+    for (; x + 8 <= count; x += 8) {
+        const uint8x8x3_t planes = vld3_u8(in + 3 * x);
+        const uint8x8x4_t pixels = {{planes.val[0], planes.val[1], planes.val[2], vdup_n_u8(0)}};
+        vst4_u8(reinterpret_cast<uint8_t*>(out + x), pixels);
+    }
+    return x;
+}
 
 #else
 
-FEEDRATE_HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
-FEEDRATE_HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
+HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
+HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
 
-FEEDRATE_HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0, uint32_t* out1) {
+HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
+                uint32_t* out1) {
     shrink_line_widely(line0, taps, out_width, out0);
     shrink_line_widely(line1, taps, out_width, out1);
 }
 
-FEEDRATE_HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
+HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {
     for (int x = 0; x < width; x += kLineChunk) lower_widely(rows, count, weight, x, out);
 }
 
 #endif
 
-FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
+HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_t* out) {
     size_t x = pack_most(line, width, flip, out);
     if (x == width) return;
     const ptrdiff_t step = flip ? -1 : 1;
@@ -230,11 +362,8 @@ FEEDRATE_HOT void pack_rgb(const uint32_t* line, size_t width, bool flip, uint8_
     std::memcpy(out, in, 3);
 }
 
-FEEDRATE_HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
+HOT void spread_rgb(const uint8_t* in, int count, uint32_t* out) {
     int x = spread_most(in, count, out);
-    for (; x < count; ++x) out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
+    for (; x < count; ++x)
+        out[x] = in[3 * x] | static_cast<uint32_t>(in[3 * x + 1]) << 8 | static_cast<uint32_t>(in[3 * x + 2]) << 16;
 }
-
-}  // namespace
-
-}  // namespace feedrate::FEEDRATE_LEVEL

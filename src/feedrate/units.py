@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
+from typing import TypeGuard
 
 from feedrate.errors import UsageError
 
@@ -119,6 +121,28 @@ def format_percent(share: float) -> str:
         if abs(percent) >= least:
             return f"{percent:.{digits}f}%"
     return "0%"
+
+
+def is_number(value: float | None) -> TypeGuard[float]:
+    """Return whether there is a number to show: neither missing, nor infinite, nor NaN."""
+    try:
+        return value is not None and math.isfinite(value)
+    except OverflowError:  # a whole number without a float
+        return False
+
+
+def format_number(value: float) -> str:
+    """Return three digits of any number, for scales and tables."""
+    size = abs(value)
+    if size >= 1e15:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if size >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def format_factor(value: float, scale: float | None = None) -> str:
+    """Return `2.4`; below two one digit more, since 1.04 and 1.00 are not the same; digits as `scale` has."""
+    size = abs(value if scale is None else scale)
+    return f"{value:.2g}" if size >= 1e6 else f"{value:.{2 if size < 1.995 else 1 if size < 9.95 else 0}f}"
 
 
 def format_ratio(ratio: float) -> str:

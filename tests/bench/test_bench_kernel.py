@@ -13,15 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate import kernel
+from feedrate import PackOptions, kernel, pack
 from feedrate.bench.decoders import DECODERS, Decoder, Part, Task, on_one_thread
 from feedrate.bench.images import SETS, MadeSet, make_camera_picture, write_set
 from feedrate.bench.kernel import KernelOptions, bench_made, bench_set, bench_source, measure_stages
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
-from feedrate.loader.pixels import compare_pixels
-from feedrate.loader.samples import Samples, open_files
-from feedrate.packing import PackOptions, pack
+from feedrate.loader.samples import Samples, compare_pixels, open_files
 from support.images import save_image
 
 SMALL = KernelOptions(side=16, rounds=2)

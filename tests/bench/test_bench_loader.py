@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feedrate import PackOptions, Recode, pack
 from feedrate.bench.feeds import FeedOptions, drain, draw_crop, list_images, make_feed
 from feedrate.bench.loader import BenchOptions, bench_loader
 from feedrate.demo.run import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
-from feedrate.loader.pixels import check_pixels
-from feedrate.packing import PackOptions, Recode, pack
+from feedrate.loader.samples import check_pixels
 
 
 @pytest.fixture(scope="module")

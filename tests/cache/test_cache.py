@@ -20,12 +20,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
+from feedrate import (
+    Cache,
+    CenterCrop,
+    Loader,
+    PackOptions,
+    RandomCrop,
+    RandomResizedCrop,
+    Recode,
+    Resize,
+    View,
+    pack,
+)
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.loader import cached_pixels
-from feedrate.packing import PackOptions, Recode, pack
 from support.packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
 
 EVERYTHING = ("image", "small", "mask", "boxes", "label", "number", View("image", size=5))

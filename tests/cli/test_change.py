@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from feedrate import Dataset
+from feedrate import Dataset, PackOptions, pack
 from feedrate.cli import main
-from feedrate.packing import PackOptions, describe, mapping, pack
+from feedrate.packing import mapping
+from feedrate.packing.check.describe import describe
 from support.damage import without_digest
 from support.images import save_image
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import PackOptions, pack
 from feedrate.cli import main
-from feedrate.packing import PackOptions, pack
 from support.images import save_image
 
 EXPECTED = """\

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.paths import ROOT
+
 EXPECTED: dict[str, Any] = json.loads((ROOT / "tests" / "data" / "reference" / "runs.json").read_text())
 
 

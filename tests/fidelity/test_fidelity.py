@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feedrate import PackOptions, Recode, pack
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.fidelity import measuring
 from feedrate.fidelity.measuring import FidelityOptions, Pair, choose_gain, draw_pictures, measure_fidelity
 from feedrate.fidelity.results import Fidelity, ImageDifference
 from feedrate.kernel import U8
 from feedrate.loader.samples import Samples
-from feedrate.packing import PackOptions, Recode, pack
 from support.damage import edit_manifest, flip_byte
 from support.images import save_image
 

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedrate import Dataset, Loader, Resize
+from feedrate import Dataset, FieldSpec, Loader, PackOptions, Recode, Resize, pack, unpack, verify
 from feedrate.errors import BadSample, MissingExtra, StorageError, UsageError
 from feedrate.format.containers import NAMES, Content, Output, TooLarge, find_container
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
 from feedrate.packing.build import hdf5_join
 from feedrate.packing.build import pack as making
+from feedrate.packing.check.describe import describe
 from support.contracts import plain, spoil
 from support.images import read_tree, save_image
 

@@ -11,9 +11,8 @@ import fsspec
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, RandomResizedCrop, kernel
+from feedrate import Dataset, Loader, RandomResizedCrop, kernel, unpack, verify
 from feedrate.format.pack import Pack
-from feedrate.packing import unpack, verify
 from support.images import read_tree
 from support.paths import DATA
 

@@ -11,12 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, Resize, kernel
+from feedrate import (
+    Dataset,
+    Loader,
+    MergeOptions,
+    PackOptions,
+    Resize,
+    SplitOptions,
+    index,
+    kernel,
+    merge,
+    pack,
+    split,
+    verify,
+)
 from feedrate.cli import main
 from feedrate.errors import BadSample, FeedrateError, PackError
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
-from feedrate.packing import MergeOptions, PackOptions, SplitOptions, index, merge, pack, split, verify
 from support.damage import edit_manifest, flip_byte
 from support.packs import write_images
 from support.paths import DATA

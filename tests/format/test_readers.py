@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.packing import PackOptions, Recode, pack
+from feedrate import PackOptions, Recode, pack
 from support.frameworks import run_with
 from support.images import save_image
 from support.paths import ROOT

@@ -15,7 +15,7 @@ import pytest
 
 from feedrate.errors import GpuError, UsageError
 from feedrate.kernel.cuda import Module, compile_source, why_not
-from feedrate.kernel.cuda.driver import load_driver, open_context
+from feedrate.kernel.cuda.launcher import load_driver, open_context
 from feedrate.kernel.cuda.nvrtc import load_nvrtc
 from support.cuda_sources import SAXPY
 from support.paths import TESTS

@@ -14,7 +14,7 @@ from PIL import Image
 from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError
 from feedrate.filters import FILTERS
-from feedrate.loader import crops
+from feedrate.loader import decode
 from support.packs import encode_mixed
 
 torch = pytest.importorskip("torch")
@@ -52,7 +52,7 @@ def test_most_crops_are_made_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None
 
     def decode_crops(images: Any, entries: Any, wanted: Any, *rest: Any) -> Any:
         made.append(len(wanted.image))
-        return kernel.crops.decode_crops(images, entries, wanted, *rest)
+        return kernel.decoding.decode_crops(images, entries, wanted, *rest)
 
     monkeypatch.setattr(kernel, "decode_crops", decode_crops)
     decode_batch(IMAGES, size=32, device="cuda")
@@ -114,7 +114,7 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
 
 
 def test_too_little_memory_on_the_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crops, "_opened", {})
+    monkeypatch.setattr(decode, "_opened", {})
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-4)
     try:

@@ -19,7 +19,7 @@ def test_the_training_example_trains_on_a_pack_and_returns_an_accuracy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from feedrate.packing import PackOptions, pack
+    from feedrate import PackOptions, pack
 
     for number in range(40):
         save_image(tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.jpg", number)
@@ -42,7 +42,7 @@ def test_the_super_resolution_example_trains_with_every_feed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], feed: str
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from feedrate.packing import PackOptions, pack
+    from feedrate import PackOptions, pack
 
     for number in range(6):
         save_image(tmp_path / "photos" / f"{number}.jpg", number, width=160, height=120)

@@ -30,12 +30,7 @@ STANDS_IN = {
     "flock": (
         is_call_of("flock", "lockf"),
         {
-            "src/feedrate/files/atomic.py",
-            "src/feedrate/remote/index_files.py",
-            "src/feedrate/cache/persistent.py",
-            "src/feedrate/scratch/lease.py",
-            "src/feedrate/cache/store.py",
-            "src/feedrate/cache/sharing.py",
+            "src/feedrate/files/lock.py",
         },
     ),
     "walks of folders": (
@@ -46,10 +41,7 @@ STANDS_IN = {
             "src/feedrate/format/storage_check.py",
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
-            "src/feedrate/files/permissions.py",
-            "src/feedrate/remote/index_files.py",
-            "src/feedrate/scratch/listing.py",
-            "src/feedrate/remote/addresses.py",
+            "src/feedrate/files/tree.py",
         },
     ),
     "executors": (
@@ -63,7 +55,7 @@ STANDS_IN = {
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",
             "src/feedrate/files/tree.py",
-            "src/feedrate/remote/copier.py",
+            "src/feedrate/remote/transfer.py",
         },
     ),
     "the policy of pages": (

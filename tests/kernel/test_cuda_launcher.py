@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from feedrate.errors import FeedrateError, GpuError, MissingExtra, UsageError
-from feedrate.kernel.cuda import driver as driver_module
 from feedrate.kernel.cuda import launcher
-from feedrate.kernel.cuda.driver import Context, Driver
-from feedrate.kernel.cuda.launcher import Module, compile_source, why_not
+from feedrate.kernel.cuda import launcher as driver_module
+from feedrate.kernel.cuda.launcher import Context, Driver, Module, compile_source, why_not
 
 torch = pytest.importorskip("torch")
 KB = 1024

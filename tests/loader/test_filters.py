@@ -16,11 +16,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import feedrate
-from feedrate import Cache, CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop, Resize, View
+from feedrate import (
+    Cache,
+    CenterCrop,
+    Dataset,
+    Loader,
+    PackOptions,
+    RandomCrop,
+    RandomResizedCrop,
+    Recode,
+    Resize,
+    View,
+    pack,
+)
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.kernel import pillow
-from feedrate.packing import PackOptions, Recode, pack
 from support.images import save_image
 from support.packs import IMAGE, LABEL, encode_image, make_image, write_images, write_pack
 

@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 import feedrate
-from feedrate import CenterCrop, Dataset, Loader, RandomResizedCrop, Resize, kernel
+from feedrate import CenterCrop, Dataset, Loader, PackOptions, RandomResizedCrop, Recode, Resize, kernel, pack
 from feedrate.errors import FeedrateError, UsageError
-from feedrate.packing import PackOptions, Recode, pack
 from support.images import save_image
 from support.packs import encode_image, make_image, write_images
 from support.paths import TESTS

@@ -358,7 +358,7 @@ except BaseException as error:
     ids=["kernel", "Pillow", "Pillow's progressive", "libjpeg, which calls it broken data"],
 )
 def test_too_little_memory_is_neither_damage_nor_skipped(tmp_path: Path, kind: str, spare: int):
-    from feedrate.packing import PackOptions, Recode, pack
+    from feedrate import PackOptions, Recode, pack
 
     options: dict[str, Any] = {"progressive": True, "subsampling": 0} if kind == "progressive" else {}
     suffix = "jpg" if kind == "progressive" else "png"

@@ -11,11 +11,11 @@ import PIL
 import pytest
 from PIL import Image
 
-from feedrate import Dataset, Loader, RandomResizedCrop
+from feedrate import Dataset, Loader, PackOptions, RandomResizedCrop, Recode, pack, verify
 from feedrate.errors import BadSample
 from feedrate.format.pack import Pack
 from feedrate.loader.geometry import CropSampler
-from feedrate.packing import PackOptions, Recode, describe, pack, verify
+from feedrate.packing.check.describe import describe
 from support.damage import flip_byte, rewrite_index
 from support.images import save_image
 

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 from test_machine import write
 
-from feedrate.machine import counters
-from feedrate.machine.cgroup import MemoryUse, find_memory_group, find_throttled_folder, read_throttling
+from feedrate.machine import process
+from feedrate.machine.cpu import find_throttled_folder, read_throttling
 from feedrate.machine.gpu import describe_gpus
+from feedrate.machine.memory import MemoryUse, find_memory_group
 from feedrate.machine.process import (
     is_alive,
     is_pending,
@@ -43,7 +44,7 @@ device other:/x mounted on /x with fstype nfs
 
 
 def test_nfs_counters_are_summed_per_mount() -> None:
-    mounts = counters.parse_mountstats(NFS)
+    mounts = process.parse_mountstats(NFS)
     assert set(mounts) == {"/home/my data", "/x"}
     home = mounts["/home/my data"]
     assert (home.operations, home.read_operations, home.read_bytes, home.written_bytes) == (
@@ -58,21 +59,21 @@ def test_nfs_counters_are_summed_per_mount() -> None:
 
 def test_core_times_tell_busy_idle_waiting_and_stolen_apart() -> None:
     text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 100 100 500 50 0 50 25 0 0\ncpu7 1 0 0 9\nintr 12 3\n"
-    cores = counters.parse_core_times(text)
+    cores = process.parse_core_times(text)
     assert set(cores) == {0, 7}
-    assert cores[0] == counters.CoreTimes(3.5, 5.0, 0.5, 0.25)
+    assert cores[0] == process.CoreTimes(3.5, 5.0, 0.5, 0.25)
 
 
 def test_pressure_is_read_or_unknown() -> None:
     text = "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 total=1\n"
-    assert counters.parse_pressure(text) == 2.5
-    assert counters.parse_pressure("") is None
+    assert process.parse_pressure(text) == 2.5
+    assert process.parse_pressure("") is None
 
 
 def test_disks_count_without_loops_and_ram_disks() -> None:
     text = " 8 0 sda 10 0 2000 5 20 0 4000 9 0 1500 14\n 7 0 loop0 1 0 8 0 0 0 0 0 0 0 0\n 1 0 ram0 1 0 8 0\n"
-    disk = counters.DiskCounters(1_024_000, 2_048_000, 1.5)
-    assert counters.parse_diskstats(text) == {"sda": disk}
+    disk = process.DiskCounters(1_024_000, 2_048_000, 1.5)
+    assert process.parse_diskstats(text) == {"sda": disk}
 
 
 def test_the_loopback_is_no_network() -> None:
@@ -83,15 +84,15 @@ def test_the_loopback_is_no_network() -> None:
         "eth0:100 1 0 0 0 0 0 0 30 1",
         "ib0: 7 1 0 0 0 0 0 0 2 1",
     ]
-    assert counters.parse_network("\n".join(lines)) == (107, 32)
+    assert process.parse_network("\n".join(lines)) == (107, 32)
 
 
 def test_this_machine_has_counters() -> None:
-    assert counters.read_core_times()[min(os.sched_getaffinity(0))].busy_s > 0
-    assert counters.read_memory_info()["MemTotal"] > 1_000_000
-    assert counters.read_vmstat()["pgmajfault"] >= 0
-    assert counters.read_network() >= (0, 0)
-    assert isinstance(counters.read_disks(), dict)
+    assert process.read_core_times()[min(os.sched_getaffinity(0))].busy_s > 0
+    assert process.read_memory_info()["MemTotal"] > 1_000_000
+    assert process.read_vmstat()["pgmajfault"] >= 0
+    assert process.read_network() >= (0, 0)
+    assert isinstance(process.read_disks(), dict)
 
 
 def test_a_process_name_with_blanks_and_brackets_is_no_trouble() -> None:

@@ -13,7 +13,7 @@ from kernel_images import SAMPLINGS, make_jpeg, random_box
 from cuda_on_cpu import Case, Emulator, aligned, look
 from feedrate import kernel
 from feedrate.filters import FILTERS
-from feedrate.kernel.cuda import batch, stored
+from feedrate.kernel.cuda import batch
 
 NOT_MADE = 77
 
@@ -26,18 +26,18 @@ def launch(library: Path) -> Emulator:
 def store(pixels: list[Any]) -> Any:
     """Return where images lie that the "device" keeps: H x W, or H x W x 3; and hold them there."""
     rows = [(one.ctypes.data, one.shape[1], one.shape[0], 1 if one.ndim == 2 else 3) for one in pixels]
-    return np.array(rows, stored.IMAGE)
+    return np.array(rows, batch.IMAGE)
 
 
 def crop(launch: Emulator, images: Any, size: tuple[int, int], channels: int, **how: Any) -> tuple[Any, Any]:
-    plan = stored.plan_crops(images, size=size, samples=np.arange(len(images)), **how)
+    plan = batch.plan_crops(images, size=size, samples=np.arange(len(images)), **how)
     buffers = {name: aligned(count) for name, count in plan.buffer_bytes().items()}
     buffers["staged"][: len(plan.staged)] = plan.staged
     out, statuses = (
         np.full((len(images), *size, channels), NOT_MADE, np.uint8),
         np.full(len(images), -1, np.int32),
     )
-    stored.run_crops(plan, launch, buffers, out, statuses, channels)
+    batch.run_crops(plan, launch, buffers, out, statuses, channels)
     return out, statuses
 
 
@@ -69,7 +69,7 @@ def test_random_crops_with_every_filter_are_those_of_the_cpu_path(
     }
     out, statuses = crop(launch, store(pixels), size, channels, **how)
     assert set(statuses.tolist()) <= {0, 16}
-    assert all(filter_ in stored.BY_SINE for filter_, status in zip(filters, statuses, strict=True) if status)
+    assert all(filter_ in batch.BY_SINE for filter_, status in zip(filters, statuses, strict=True) if status)
     assert (statuses == 0).sum() > 50
     for i in np.flatnonzero(statuses == 0):
         assert np.array_equal(out[i], wanted[i]), (boxes[i], filters[i], flips[i])
@@ -149,9 +149,9 @@ def test_images_that_are_decoded_whole_are_stored_with_a_byte_per_channel(
 
 @pytest.mark.parametrize("box", [(0, 0, 11, 5), (0, 0, 5, 9), (-1, 0, 5, 5), (3, 3, 3, 5), (0, 4, 5, 2)])
 def test_a_box_that_is_not_inside_of_its_image_is_no_plan(box: tuple[int, int, int, int]) -> None:
-    images = np.array([(256, 10, 8, 3)], stored.IMAGE)
+    images = np.array([(256, 10, 8, 3)], batch.IMAGE)
     with pytest.raises(ValueError, match="inside of their images"):
-        stored.plan_crops(
+        batch.plan_crops(
             images, boxes=np.array([box], np.int32), flips=np.zeros(1, bool), filters=np.full(1, 2, np.uint8),
             size=(4, 4), samples=np.zeros(1, np.int64),
         )  # fmt: skip
@@ -159,15 +159,15 @@ def test_a_box_that_is_not_inside_of_its_image_is_no_plan(box: tuple[int, int, i
 
 def test_a_batch_is_split_where_its_buffers_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     boxes = np.array([(0, 0, side, side) for side in (10, 300, 10, 10, 500, 10)], np.int32)
-    parts = list(stored.split_crops(boxes, (16, 16), 500_000))
+    parts = list(batch.split_crops(boxes, (16, 16), 500_000))
     assert [(part.start, part.stop) for part in parts] == [(0, 4), (4, 5), (5, 6)]
-    images = np.array([(256, 500, 500, 3)] * 6, stored.IMAGE)
+    images = np.array([(256, 500, 500, 3)] * 6, batch.IMAGE)
     for part in (parts[0], parts[2]):
-        plan = stored.plan_crops(
+        plan = batch.plan_crops(
             images[part], boxes=boxes[part], flips=np.zeros(6, bool)[part],
             filters=np.full(6, 1, np.uint8)[part], size=(16, 16), samples=np.arange(6)[part],
         )  # fmt: skip
         assert sum(plan.buffer_bytes().values()) <= 500_000
-    monkeypatch.setattr(stored, "MAX_IMAGES", 4)
-    parts = list(stored.split_crops(boxes, (16, 16), 1 << 30))
+    monkeypatch.setattr(batch, "MAX_IMAGES", 4)
+    parts = list(batch.split_crops(boxes, (16, 16), 1 << 30))
     assert [(part.start, part.stop) for part in parts] == [(0, 4), (4, 6)]

@@ -101,13 +101,13 @@ def test_images_that_wait_for_their_crops_are_few_where_they_are_large(
     image = np.repeat(np.arange(6, dtype=np.int32), 2)
     crops = kernel.Crops(image, boxes, np.zeros(12, bool), np.full(12, 2, np.uint8))
     steps: list[str] = []
-    decode, resize, crop = kernel.crops._decode_window, native.resize_one, pillow.crop_rows
-    monkeypatch.setattr(kernel.crops, "_decode_window", lambda *a: steps.append("image") or decode(*a))
+    decode, resize, crop = kernel.decoding._decode_window, native.resize_one, pillow.crop_rows
+    monkeypatch.setattr(kernel.decoding, "_decode_window", lambda *a: steps.append("image") or decode(*a))
     monkeypatch.setattr(native, "resize_one", lambda *a: steps.append("crop") or resize(*a))
     monkeypatch.setattr(pillow, "crop_rows", lambda *a: steps.append("crop") or crop(*a))
     made = []
     for most, at_once in ((1 << 30, 2), (2 * 18_000, 2), (2 * 18_000 - 1, 1), (0, 1)):
-        monkeypatch.setattr(kernel.crops, "_MOST_WAITING_BYTES", most, raising=False)
+        monkeypatch.setattr(kernel.decoding, "_MOST_WAITING_BYTES", most, raising=False)
         steps.clear()
         out = np.empty((12, 8, 8, 3), np.uint8)
         kernel.decode_crops(images, [b""] * 6, crops, out)

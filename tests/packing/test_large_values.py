@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate import Dataset
-from feedrate.packing import PackOptions, index, pack, unpack, verify
+from feedrate import Dataset, PackOptions, index, pack, unpack, verify
 from support.images import read_tree, save_image
 from support.sources import jpeg, write_tar
 

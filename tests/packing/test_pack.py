@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader
+from feedrate import Dataset, Loader, PackOptions, pack, unpack, verify
 from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
-from feedrate.packing import PackOptions, describe, pack, unpack, verify
 from feedrate.packing.build.listing import order_samples
+from feedrate.packing.check.describe import describe
 from feedrate.progress import Tick
 from support.images import read_tree, save_image
 from support.worker_functions import read_keys
@@ -426,12 +426,13 @@ def run_python(code: str, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-ENDING = ("feedrate.packing.build.pack", "feedrate.packing.results", "feedrate.packing.results")
-MAKING = ("feedrate.packing.build.pack", "feedrate.packing.build.shard", "pyarrow")
+ENDING = ("feedrate.packing.check.quality_report", "feedrate.format.pack", "feedrate.packing.results")
+MAKING = ("feedrate.packing.build.engine", "feedrate.packing.build.shard", "pyarrow")
 
 
 @pytest.mark.parametrize(
-    ("module", "later"), [("packing", {*MAKING, *ENDING, "PIL"}), ("making", {*ENDING, "pyarrow", "PIL"})]
+    ("module", "later"),
+    [("build.pack", {*MAKING, *ENDING, "PIL"}), ("build.engine", {*ENDING, "pyarrow", "PIL"})],
 )
 def test_listing_begins_before_what_makes_shards_is_loaded_and_these_before_what_ends_a_pack(
     module: str, later: set[str]
@@ -445,8 +446,9 @@ def test_packing_class_folders_loads_nothing_that_other_sources_formats_and_comm
 ) -> None:
     others = {
         "concurrent.futures", "csv", "h5py", "multiprocessing", "PIL", "rich", "zipfile",
-        "feedrate.format.containers.hdf5", "feedrate.format.containers.tfrecord", "feedrate.packing.build.hdf5_join",
-        "feedrate.packing.results", "feedrate.source.table",
+        "feedrate.format.containers.hdf5", "feedrate.format.containers.tfrecord",
+        "feedrate.packing.build.hdf5_join", "feedrate.packing.check.verify",
+        "feedrate.packing.indexing.local", "feedrate.source.table",
     }  # fmt: skip
     code = (
         "import sys; from feedrate.cli import main; main(['pack', *sys.argv[1:]]);"
@@ -459,7 +461,7 @@ def test_packing_class_folders_loads_nothing_that_other_sources_formats_and_comm
 def test_few_dataclasses_are_made_before_the_first_shard() -> None:
     """Python takes as long for one as packing a hundred small files does: records inside are named tuples."""
     code = (
-        "import dataclasses, sys, feedrate.packing.build.pack;"
+        "import dataclasses, sys, feedrate.packing.build.pack, feedrate.packing.build.engine;"
         "loaded = [vars(m).values() for n, m in sys.modules.items() if n.startswith('feedrate.')];"
         "print(*sorted({c.__name__ for v in loaded for c in v"
         " if isinstance(c, type) and dataclasses.is_dataclass(c)}))"

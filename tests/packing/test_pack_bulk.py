@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedrate import kernel
+from feedrate import PackOptions, kernel, pack, verify
 from feedrate.errors import AlreadyExists
 from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.tar import member_header
 from feedrate.format.keys import make_key
 from feedrate.format.pack import Pack
-from feedrate.packing import PackOptions, pack, verify, workers
-from feedrate.packing.build import bulk, engine, listing, plan, shard
+from feedrate.packing import workers
+from feedrate.packing.build import engine, listing, plan, shard
 from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.check import quality
 from feedrate.packing.results import PackResult
@@ -49,14 +49,14 @@ def pack_both_ways(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) 
 def plain(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that the numbers of samples which went the short way are appended to."""
     counts: list[int] = []
-    real = bulk.Bulk._write
+    real = shard.Bulk._write
 
-    def write(self: bulk.Bulk, *arguments: object) -> bulk.Written:
+    def write(self: shard.Bulk, *arguments: object) -> shard.Written:
         written = real(self, *arguments)  # type: ignore[arg-type]
         counts.append(len(written.rows))
         return written
 
-    monkeypatch.setattr(bulk.Bulk, "_write", write)
+    monkeypatch.setattr(shard.Bulk, "_write", write)
     return counts
 
 
@@ -117,7 +117,7 @@ def test_shards_are_made_by_threads_when_next_to_all_samples_go_in_bulk(
     found: list[bool] = []
 
     def ask(task: ShardTask) -> bool:
-        found.append(bulk.goes_in_bulk(task))
+        found.append(shard.goes_in_bulk(task))
         return True  # processes are not what this is about
 
     monkeypatch.setattr(engine, "goes_in_bulk", ask)
@@ -254,7 +254,7 @@ def test_kind_of_a_png_is_what_pillow_says(tmp_path: Path, mode: str) -> None:
 
 
 def test_words_for_a_png_are_the_kernels() -> None:
-    assert kernel.scan(png()).reason == bulk.NOT_JPEG
+    assert kernel.scan(png()).reason == shard.NOT_JPEG
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30).filter(lambda b: b"\0" not in b), max_size=5))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import Engine, PackOptions, pack
 from feedrate.errors import FeedrateError, MissingExtra, StorageError, UsageError
-from feedrate.packing import Engine, PackOptions, pack, workers
+from feedrate.packing import workers
 from feedrate.packing.build import engine
 from feedrate.packing.build.engine import Job, write_shards
 from feedrate.packing.build.plan import ShardTask

@@ -16,7 +16,7 @@ from feedrate.errors import StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.packing.build import listing
 from feedrate.packing.build.listing import Listing, ListingWriter, Sample, order_samples
-from feedrate.packing.build.plan import Stretch, split_into_shards
+from feedrate.packing.build.plan import ShardRange, split_into_shards
 from feedrate.packing.options import PackOptions
 from feedrate.source.record import ContainerValue, FileRange, Record, Value
 
@@ -148,7 +148,7 @@ def test_rows_in_the_order_of_the_pack_are_those_of_its_samples(
     opened.close()
 
 
-def plan(path: Path, sizes: Sequence[int], shard_bytes: int) -> list[Stretch]:
+def plan(path: Path, sizes: Sequence[int], shard_bytes: int) -> list[ShardRange]:
     write(path, [Record(b"%d" % n, {"raw": FileRange(b"x", size, b"x")}) for n, size in enumerate(sizes)])
     return list(split_into_shards(Listing(path), PackOptions(shard_bytes=shard_bytes)))
 

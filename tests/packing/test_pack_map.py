@@ -17,22 +17,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate import Dataset, Loader
-from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.format.fields import Coding, Kind
-from feedrate.format.manifest import read_manifest
-from feedrate.packing import (
+from feedrate import (
     AppendOptions,
+    Dataset,
     FieldSpec,
+    Loader,
     PackOptions,
     Recode,
     append,
-    find_map,
     pack,
     unpack,
     verify,
 )
-from feedrate.packing.mapping import Map
+from feedrate.errors import AlreadyExists, SourceError, UsageError
+from feedrate.format.fields import Coding, Kind
+from feedrate.format.manifest import read_manifest
+from feedrate.packing.mapping import Map, find_map
 from feedrate.progress import Tick
 from support.images import read_tree, save_image
 from support.paths import ROOT

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from feedrate import kernel
+from feedrate import FieldSpec, PackOptions, Recode, kernel, pack, unpack, verify
 from feedrate.errors import AlreadyExists
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
+from feedrate.packing.check.describe import describe
 from feedrate.packing.recode import recode_image
 from feedrate.packing.values import find_orientation, inspect_image, set_upright
 from support.images import read_tree, save_image

@@ -16,12 +16,23 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from feedrate import Dataset, Loader, RandomResizedCrop, kernel
+from feedrate import (
+    Dataset,
+    FieldSpec,
+    Loader,
+    PackOptions,
+    RandomResizedCrop,
+    Recode,
+    kernel,
+    pack,
+    unpack,
+    verify,
+)
 from feedrate.errors import AlreadyExists, PackError, UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
-from feedrate.packing import FieldSpec, PackOptions, Recode, describe, pack, unpack, verify
+from feedrate.packing.check.describe import describe
 from feedrate.progress import Tick
 from support.damage import edit_manifest
 from support.images import read_tree, save_image

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import PackOptions, pack, verify
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
 from feedrate.files import atomic
-from feedrate.packing import PackOptions, pack, verify
 from feedrate.packing.build import pack as making
-from feedrate.packing.build import pack as packing
+from feedrate.packing.build import unfinished as unfinished_folder
 from feedrate.packing.workers import run_tasks
 from feedrate.progress import Tick
 from support.images import read_tree, save_image
@@ -93,7 +93,7 @@ def test_run_that_died_between_manifest_and_clean_up_ends_well(
         raise Stop("stopped by the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "finish", die)
+        patch.setattr(unfinished_folder, "finish", die)
         with pytest.raises(Stop, match="stopped by the test"):
             pack(jpeg_folder, tmp_path / "p", SMALL)
     assert pack(jpeg_folder, tmp_path / "p", SMALL).samples == 16

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import Engine, PackOptions, Recode, pack
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.packing import Engine, PackOptions, Recode, pack
 from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.build.slurm import dump_tasks, load_tasks
 from feedrate.packing.mapping import Map

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feedrate import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.packing import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.packing.results import PackResult
 from support.images import read_tree, save_image
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from feedrate import Dataset, Loader
+from feedrate import Dataset, Loader, MergeOptions, index, merge, verify
 from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.manifest import FILE_NAME, dump_manifest, read_manifest
-from feedrate.packing import MergeOptions, index, merge, verify
 from feedrate.scratch.commands import stage
 from support.range_server import RangeServer, serve
 from support.sources import jpeg, write_tar

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked for lies in the parcel, however requests were joined, cut and answered."""
+"""What was asked for lies in the fetched, however requests were joined, cut and answered."""
 
 from __future__ import annotations
 
@@ -45,41 +45,41 @@ class Supply:
 
 
 @given(st.lists(st.lists(pieces, max_size=8), min_size=1, max_size=4), st.integers(1, 300), st.booleans())
-def test_the_parcel_holds_every_piece(wants: list[list[Piece]], request_bytes: int, cuts: bool) -> None:
+def test_the_fetched_bytes_hold_every_piece(wants: list[list[Piece]], request_bytes: int, cuts: bool) -> None:
     supply = Supply(request_bytes, cuts)
-    delivery = PendingFetch(supply, wants)
+    pending = PendingFetch(supply, wants)
     supply.answer()
-    with open(delivery.parcel.path, "rb") as file:
+    with open(pending.fetched.path, "rb") as file:
         for batch, wanted in enumerate(wants):
-            delivery.wait(batch)
+            pending.wait(batch)
             for piece in wanted:
-                file.seek(delivery.parcel.places[piece])
+                file.seek(pending.fetched.places[piece])
                 assert file.read(piece.length) == FILES[piece.file][piece.offset : piece.stop]
 
 
 def test_a_batch_waits_for_its_own_pieces_alone() -> None:
     supply = Supply(10, cuts=False)
-    delivery = PendingFetch(supply, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
+    pending = PendingFetch(supply, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
     supply.open[0][1].set_result(FILES[b"a"][:10])
-    delivery.wait(0)
+    pending.wait(0)
     supply.open[1][1].set_exception(StorageError("gone"))
-    delivery.wait(0)
+    pending.wait(0)
     with pytest.raises(StorageError, match="gone"):
-        delivery.wait(1)
+        pending.wait(1)
 
 
 def test_who_waits_is_let_go() -> None:
-    delivery = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
-    delivery.stop()
+    pending = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    pending.stop()
     with pytest.raises(StorageError, match="reading was stopped"):
-        delivery.wait()
+        pending.wait()
 
 
 def test_a_parcel_that_nobody_knows_is_gone() -> None:
-    delivery = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
-    descriptor = int(os.path.basename(delivery.parcel.path))
+    pending = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    descriptor = int(os.path.basename(pending.fetched.path))
     inode = os.fstat(descriptor).st_ino
-    del delivery
+    del pending
     gc.collect()
     assert not _is_open(descriptor, inode)
 

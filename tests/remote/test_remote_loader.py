@@ -18,12 +18,12 @@ import fsspec.asyn
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, RandomResizedCrop
+from feedrate import Dataset, Loader, PackOptions, RandomResizedCrop, append, index, merge, pack
 from feedrate.errors import BadSample, NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
-from feedrate.packing import PackOptions, append, index, merge, pack
+from feedrate.loader.packs import open_pack
 from feedrate.remote.index_files import PREFIX, sweep
-from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.remote.pack import RemotePack
 from feedrate.remote.prefetch import Ahead
 from feedrate.remote.retry import RetryPolicy
 from support.images import save_image
@@ -339,7 +339,7 @@ def test_memory_is_bounded(server: RangeServer) -> None:
     ahead.start()
     for step in range(15):
         with ahead.batch(step):
-            most = max(most, ahead._held_bytes())
+            most = max(most, ahead.held_bytes)
     ahead.stop()
     source.close()
     assert 0 < most <= 10_000

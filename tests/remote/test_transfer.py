@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from feedrate import kernel
 from feedrate.errors import NotFound, SourceError, StorageError
-from feedrate.remote import connections, copier
+from feedrate.remote import connections, transfer
 from feedrate.remote.addresses import Place
-from feedrate.remote.copier import Incoming, RateLimit, Stopped, Transfer
+from feedrate.remote.copier import Incoming
+from feedrate.remote.transfer import RateLimit, Stopped, Transfer
 from support.range_server import serve
 
 
@@ -417,4 +418,4 @@ def test_memory_is_bounded_by_the_streams(shelf: Shelf) -> None:
     server.answer = answer
     Transfer(4, block_bytes=1000).carry(incoming(server), shelf.open_part, shelf.arrived)
     assert asked_when_stuck[0] <= 4 + 4 // 2 + 1
-    assert copier.REMOTE_STREAMS * copier.BLOCK_BYTES * 3 // 2 < 128 << 20
+    assert transfer.REMOTE_STREAMS * transfer.BLOCK_BYTES * 3 // 2 < 128 << 20

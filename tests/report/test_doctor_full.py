@@ -12,8 +12,7 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.doctor.results import Diagnosis, Fact, Remedy
-from feedrate.report.doctor import draw_diagnosis
-from feedrate.report.doctor_full import draw_full
+from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_words import part_remedies
 from feedrate.report.lines import count_cells
 from support.diagnoses import DIAGNOSES, make_decode_bound, make_nasty, make_odd

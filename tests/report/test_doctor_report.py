@@ -16,12 +16,11 @@ from feedrate import RandomErasing, RandomResizedCrop
 from feedrate.doctor.analyse.loader_call import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.results import Diagnosis, Remedy
-from feedrate.report.doctor import draw_diagnosis
-from feedrate.report.doctor_full import draw_full
+from feedrate.report import doctor_words as words
+from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
-from feedrate.report.doctor_words import describe_gain, describe_named
 from feedrate.report.document import dump_document
 from support.diagnoses import (
     DIAGNOSES,
@@ -133,7 +132,7 @@ def test_text_from_the_run_cannot_steer_the_terminal() -> None:
     ],
 )
 def test_a_gain_has_as_many_digits_as_it_needs(speedup: float, low: float, high: float, text: str) -> None:
-    assert describe_gain(Remedy("a", "b", speedup, low, high)) == text
+    assert Remedy("a", "b", speedup, low, high).gain == text
 
 
 def without_code(diagnosis: Diagnosis) -> Diagnosis:
@@ -273,7 +272,7 @@ def test_a_finding_that_costs_more_than_the_one_before_it_says_why_it_stands_the
 def test_a_number_of_a_finding_is_shown_with_its_unit(
     name: str, value: float | str | None, text: str
 ) -> None:
-    assert describe_named(name, value) == text
+    assert words.named(name, value) == text
 
 
 def test_the_reason_why_something_gives_nothing_is_not_cut_off() -> None:

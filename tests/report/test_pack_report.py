@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import PackOptions, pack
 from feedrate.errors import UsageError
-from feedrate.packing import PackOptions, describe, pack, workers
+from feedrate.packing import workers
+from feedrate.packing.check.describe import describe
 from feedrate.packing.results import PackResult, VerifyResult
 from feedrate.packing.workers import run_tasks
 from feedrate.progress import Rejection, Tick

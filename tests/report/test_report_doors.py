@@ -19,11 +19,11 @@ import pytest
 from rich.console import Console
 
 import feedrate.report
+from feedrate import PackOptions, pack
 from feedrate.cli import main, say_error
 from feedrate.cli.output import clean_values, show
 from feedrate.errors import FeedrateError
 from feedrate.format.index import Part
-from feedrate.packing import PackOptions, pack
 from support import paths
 from support.damage import edit_manifest, rewrite_index
 from support.hostile import NAME, make_hostile

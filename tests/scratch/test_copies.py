@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import StorageError
-from feedrate.files.lock import is_locked
-from feedrate.scratch import lease as leases
-from feedrate.scratch.copy import Copy, CopyGone, hold
+from feedrate.files import lock as locks
+from feedrate.files.lock import Gone, is_locked
+from feedrate.scratch.copy import Copy, hold
 from feedrate.scratch.listing import describe_copy, list_copies
 from feedrate.scratch.marker import CopiedFile, Marker, dump_marker, load_marker
 from support.scratches import NOT_ROOT, STRANGER, as_stranger, make_marker, process, wait_for
@@ -56,7 +56,7 @@ def public_scratch() -> Iterator[Path]:
 
 def land_all(copy: Copy) -> None:
     for name, data in FILES.items():
-        with copy.landing(name) as part:
+        with copy.filling(name) as part:
             part.write_bytes(data)
 
 
@@ -88,7 +88,7 @@ def test_many_who_make_it_at_the_same_time_get_one_copy(tmp_path: Path) -> None:
 def test_a_file_has_its_name_only_when_it_is_whole(copy: Copy) -> None:
     with (
         pytest.raises(StorageError, match=r"a\.tar should have 8 bytes, and has 3"),
-        copy.landing("a.tar") as part,
+        copy.filling("a.tar") as part,
     ):
         part.write_bytes(b"all")
     assert not copy.has_landed("a.tar")
@@ -134,7 +134,7 @@ def test_no_lease_on_a_copy_that_is_deleted_under_its_gate(copy: Copy) -> None:
     def take() -> None:
         try:
             copy.lease()
-        except CopyGone as error:
+        except Gone as error:
             failures.append(error)
 
     gate = copy.take_gate()
@@ -145,16 +145,16 @@ def test_no_lease_on_a_copy_that_is_deleted_under_its_gate(copy: Copy) -> None:
     gate.release()
     thread.join()
     assert len(failures) == 1
-    with pytest.raises(CopyGone):
+    with pytest.raises(Gone):
         copy.take_writer()
 
 
 def test_a_file_system_without_locks_is_a_sentence(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_fd: int, operation: int) -> None:
-        if operation != leases.fcntl.LOCK_UN:
+        if operation != locks.fcntl.LOCK_UN:
             raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(leases.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with pytest.raises(StorageError, match=r"lies on a file system without locks \(No locks available\)"):
         copy.lease()
 
@@ -270,7 +270,7 @@ def test_a_private_copy_of_roots_is_for_nobody_else(public_scratch: Path) -> Non
 
 
 def test_listing_shows_what_is_there_and_what_is_broken(copy: Copy, tmp_path: Path) -> None:
-    with copy.landing("a.tar") as part:
+    with copy.filling("a.tar") as part:
         part.write_bytes(FILES["a.tar"])
     os.close(copy.open_part("below/b.tar"))
     other = Copy.create(tmp_path, make_marker({"x": b"1"}, source="/data/other", digest="cd" * 32))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import PackOptions, pack, verify
 from feedrate.errors import PackError
-from feedrate.packing import PackOptions, pack, verify
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import StagingOptions, open_staging
 from support.damage import flip_byte

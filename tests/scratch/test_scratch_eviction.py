@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from feedrate import MergeOptions, PackOptions, merge, pack, split
+from feedrate.files.lock import Gone
 from feedrate.files.tree import opened_folder, remove_known
-from feedrate.packing import MergeOptions, PackOptions, merge, pack, split
 from feedrate.scratch import eviction, source_check
 from feedrate.scratch.clearing import opened_home
-from feedrate.scratch.copy import Copy, CopyGone
-from feedrate.scratch.eviction import Kept, SourceUnseen, Vanished, evict
+from feedrate.scratch.copy import Copy
+from feedrate.scratch.eviction import Kept, SourceUnseen, evict
 from feedrate.scratch.listing import remember_copy
 from support.images import read_tree, save_image
 from support.scratch_copies import (
@@ -66,7 +67,7 @@ def test_a_copy_whose_source_is_there_goes_and_the_source_stays(source: Path, sc
 def test_evicting_twice_finds_nothing(source: Path, scratch: Path) -> None:
     copy = stage(source, scratch)
     evict_copy(copy)
-    with pytest.raises(Vanished):
+    with pytest.raises(Gone):
         evict_copy(copy)
 
 
@@ -379,7 +380,7 @@ def test_a_lease_cannot_be_had_of_a_copy_on_its_way_out(
     refused = []
 
     def meanwhile(fd: int, marker: object) -> None:
-        with pytest.raises(CopyGone):
+        with pytest.raises(Gone):
             copy.lease()
         refused.append(True)
         delete(fd, marker)  # type: ignore[arg-type]

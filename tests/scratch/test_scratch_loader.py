@@ -47,12 +47,12 @@ def wait_for_copy(loader: Loader) -> Copy:
     """Return the copy once all of it has landed."""
     pack = loader._resources.pack
     assert isinstance(pack, RemotePack)
-    assert pack.landing is not None
-    pack.landing.let_flow()
-    pack.landing._thread.join(120)
-    assert pack.landing.copy.is_complete()
-    pack.landing._looked = 0.0
-    return pack.landing.copy
+    assert pack.copy is not None
+    pack.copy.let_flow()
+    pack.copy._thread.join(120)
+    assert pack.copy.copy.is_complete()
+    pack.copy._looked = 0.0
+    return pack.copy.copy
 
 
 def test_every_epoch_gives_the_samples_that_it_would_without_scratch(
@@ -116,9 +116,9 @@ def test_a_copy_that_was_interrupted_is_gone_on_with(
 
     pack_server.fault = hang_soon
     loader = make(f"{pack_server.url}/pack", scratch)
-    loader._resources.pack.let_flow()  # type: ignore[attr-defined]
+    loader._resources.pack.copy.let_flow()  # type: ignore[attr-defined]
     assert hangs.wait(120)
-    folder = loader._resources.pack.landing.copy  # type: ignore[attr-defined]
+    folder = loader._resources.pack.copy.copy  # type: ignore[attr-defined]
     loader.close()
     parts = sorted(p.name for p in folder.data.iterdir() if p.name.endswith(".part"))
     assert parts
@@ -138,7 +138,7 @@ def test_a_process_that_ends_while_its_pack_flows_says_nothing(
     code = """if True:
         import sys, time, feedrate
         loader = feedrate.Loader(sys.argv[1], 4, output="numpy", scratch=sys.argv[2])
-        loader._resources.pack.let_flow()
+        loader._resources.pack.copy.let_flow()
         while loader._resources.pack.reader.most_in_flight < 3:
             time.sleep(0.01)"""
     command = [sys.executable, "-c", code, f"{pack_server.url}/pack", str(scratch)]
@@ -183,7 +183,7 @@ def test_a_copy_that_is_damaged_under_a_job_is_noticed_and_read_from_the_source(
         wait_for_copy(loader)
         assert_same(read(loader), expected[0])
         pack = loader._resources.pack
-        for path in sorted(pack.landing.copy.data.glob(f"*.{kind}")):  # type: ignore[attr-defined]
+        for path in sorted(pack.copy.copy.data.glob(f"*.{kind}")):  # type: ignore[attr-defined]
             DAMAGE[what](path)
         pack.files.close()  # as if they had been closed for others
         for wanted in expected[1:]:
@@ -241,8 +241,8 @@ def test_scratch_that_is_full_does_not_stop_training(
     with make(f"{pack_server.url}/pack", None, order="staged") as plain:
         expected = read(plain)
     with make(f"{pack_server.url}/pack", small_disk) as loader:
-        loader._resources.pack.landing.let_flow()  # type: ignore[attr-defined]
-        loader._resources.pack.landing._thread.join(120)  # type: ignore[attr-defined]
+        loader._resources.pack.copy.let_flow()  # type: ignore[attr-defined]
+        loader._resources.pack.copy._thread.join(120)  # type: ignore[attr-defined]
         assert_same(read(loader), expected)
     assert "copying to" in caplog.text
     assert "the disk is full" in caplog.text

@@ -10,10 +10,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from feedrate import Loader
+from feedrate import Loader, index
 from feedrate.errors import StorageError
-from feedrate.packing import index
-from feedrate.remote.copier import Transfer
+from feedrate.remote.transfer import Transfer
 from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
 from support.range_server import RangeServer, serve
@@ -165,7 +164,7 @@ def test_an_indexed_shard_that_is_replaced_under_a_loader_is_not_kept_on_scratch
     monkeypatch.setattr("feedrate.scratch.live.CHUNK_BYTES", 10_000)
     with Loader(indexed, 4, scratch=scratch, output="numpy") as loader:
         touch_at(plain_server, 2)
-        landing = loader._resources.pack.landing  # type: ignore[attr-defined]
+        landing = loader._resources.pack.copy  # type: ignore[attr-defined]
         landing.let_flow()
         landing._thread.join(120)
         assert not any(landing.copy.has_landed(name) for name in landing.copy.files if name.endswith(".tar"))
@@ -176,7 +175,7 @@ def test_a_shard_that_is_replaced_while_it_is_indexed_is_refused(
     plain_server: RangeServer, indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del indexed
-    monkeypatch.setattr("feedrate.remote.fetch.CHUNK_BYTES", 10_000)
+    monkeypatch.setattr("feedrate.remote.copier.BLOCK_BYTES", 10_000)
     data = (plain_server.folder / "x.tar").read_bytes()
     asked: list[str] = []
 

@@ -18,11 +18,12 @@ import fsspec
 import pytest
 
 import feedrate
+from feedrate import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.machine.disk import Room
-from feedrate.packing import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.progress import Tick
-from feedrate.remote.copier import Fetcher, Incoming, Stopped
+from feedrate.remote.copier import Incoming
+from feedrate.remote.transfer import Fetcher, Stopped
 from feedrate.scratch import folder as scratch_module
 from feedrate.scratch.commands import release_all, stage
 from feedrate.scratch.listing import list_copies

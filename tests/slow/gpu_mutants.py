@@ -40,8 +40,7 @@ from cuda_on_cpu import Case, Emulator, build, look
 from cuda_on_cpu import decode as decode_on_cpu
 from feedrate import kernel
 from feedrate.kernel.cuda import batch as contract
-from feedrate.kernel.cuda.driver import open_context
-from feedrate.kernel.cuda.launcher import Module
+from feedrate.kernel.cuda.launcher import Module, open_context
 from feedrate.kernel.cuda.nvrtc import CodeCache, find_folder, load_nvrtc
 from feedrate.kernel.decoding import is_pillow_older
 from feedrate.kernel.door import Status, as_bytes, native

@@ -21,8 +21,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from feedrate import PackOptions, Recode, pack
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
-from feedrate.packing import PackOptions, Recode, pack
 from support.damage import edit_manifest
 from support.hostile_index import LyingPack, limit_memory, try_all
 from support.images import save_image

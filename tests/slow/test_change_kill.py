@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.packing import PackOptions, describe, index, pack, verify
+from feedrate import PackOptions, index, pack, verify
+from feedrate.packing.check.describe import describe
 from support.images import read_tree, save_image
 
 pytestmark = pytest.mark.slow

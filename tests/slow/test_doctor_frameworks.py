@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -185,7 +185,7 @@ def test_nothing_is_written_from_the_first_experiment_on(examined: Run) -> None:
 
 
 def test_the_python_loop_in_the_dataset_is_found(examined: Run) -> None:
-    measured = measure(examined.recording, Surroundings(cores=1.0), warmup=2, kernel=None)
+    measured = measure(examined.recording, MachineSummary(cores=1.0), warmup=2)
     assert measured is not None
     diagnosis = diagnose(
         measured, command=[], mode="experiments", exit_code=None, seconds=10.0, machine=MACHINE

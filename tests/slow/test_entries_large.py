@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate import Loader, RandomResizedCrop
-from feedrate.packing import PackOptions, pack, set_entries, verify
+from feedrate import Loader, PackOptions, RandomResizedCrop, pack, set_entries, verify
 
 pytestmark = pytest.mark.slow
 WIDTH, HEIGHT = 8704, 5800  # 50 megapixels

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 RUN = """
 import resource, sys
-from feedrate.packing import index
+from feedrate import index
 if __name__ == "__main__":
     result = index(sys.argv[1], sys.argv[2], workers=1)
     print(result.samples, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, RandomResizedCrop, index, verify
 from feedrate.errors import PackError
-from feedrate.packing import index, verify
 from feedrate.progress import Tick
 from support.scratch_copies import evict_copy, stage
 from support.servers import CUT_CONNECTIONS, RealServer, start_server

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedrate import Loader, Resize
-from feedrate.packing import PackOptions, index, pack, unpack, verify
+from feedrate import Loader, PackOptions, Resize, index, pack, unpack, verify
 from support.sources import jpeg
 
 pytestmark = pytest.mark.slow

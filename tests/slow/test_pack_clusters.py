@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate.packing import Engine, PackOptions, pack, verify
+from feedrate import Engine, PackOptions, pack, verify
 from feedrate.progress import Tick
 from support.images import read_tree
 from support.slurm_cluster import cluster_or_skip

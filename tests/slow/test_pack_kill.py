@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.packing import verify
+from feedrate import verify
 from support.images import read_tree
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 FORKER = """
 import json, os, signal, sys, tempfile
 from feedrate.cli import main
-import feedrate.packing, feedrate.packing.build.pack, feedrate.packing.build.pack, feedrate.packing.build.pack
+import feedrate.packing.build.pack, feedrate.packing.build.engine, feedrate.packing.check.quality_report
 import feedrate.report.progress, pyarrow
 
 def run(words, die_at):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from feedrate import Loader, RandomResizedCrop
-from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.loader.packs import open_pack
+from feedrate.remote.pack import RemotePack
 from feedrate.remote.retry import RetryPolicy
 from support.packs import write_images
 from support.servers import CUT_CONNECTIONS, RealServer, start_server
@@ -81,9 +82,9 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
                     server.later(1.0, server.start)
     assert_same(found, expected(server, 2, order="staged"))
     assert isinstance(pack, RemotePack)
-    if pack.landing is not None:
-        pack.landing._thread.join(120)
-        copy = pack.landing.copy
+    if pack.copy is not None:
+        pack.copy._thread.join(120)
+        copy = pack.copy.copy
         assert copy.is_complete()
         for path in (server.served / "pack").iterdir():
             assert (copy.data / path.name).read_bytes() == path.read_bytes()

@@ -63,9 +63,9 @@ def test_a_killed_writer_is_followed_by_another(
     with Loader(f"{pack_server.url}/pack", 4, output="numpy", scratch=scratch) as loader:
         pack = loader._resources.pack
         assert isinstance(pack, RemotePack)
-        assert pack.landing is not None
+        assert pack.copy is not None
         assert len(list(loader)) == COUNT // 4
-        pack.landing._thread.join(120)
-        copy = pack.landing.copy
+        pack.copy._thread.join(120)
+        copy = pack.copy.copy
         assert copy.is_complete()
     assert (copy.data / "shard-00000.tar").read_bytes() == (served_pack / "shard-00000.tar").read_bytes()

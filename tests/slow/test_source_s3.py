@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import PackOptions, pack
 from feedrate.errors import NotFound, StorageError
-from feedrate.packing import PackOptions, pack
 from feedrate.remote.addresses import Place
 from support.range_server import serve
 from support.sources import dump_example, jpeg, read_pack, write_tar, write_tfrecord, write_zip

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.packing import PackOptions, pack
+from feedrate import PackOptions, pack
 from support.sources import jpeg, read_pack
 
 pytestmark = pytest.mark.slow

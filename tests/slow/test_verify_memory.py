@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.packing import PackOptions, pack, verify
+from feedrate import PackOptions, pack, verify
 from support.packs import encode_image, make_image
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Dataset
+from feedrate import Dataset, FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.errors import NotFound, SourceError, StorageError, UsageError
 from feedrate.kernel import list_folder
-from feedrate.packing import FieldSpec, PackOptions, pack, unpack, verify
 from feedrate.packing.results import PackResult
 from support.images import read_tree, save_image
 from support.sources import (

@@ -15,8 +15,8 @@ import fsspec
 import numpy as np
 import pytest
 
+from feedrate import PackOptions, pack, unpack, verify
 from feedrate.errors import MissingExtra, NotFound, SourceError, StorageError
-from feedrate.packing import PackOptions, pack, unpack, verify
 from feedrate.scratch.contents import read_contents
 from support.images import read_tree
 from support.range_server import RangeServer, serve

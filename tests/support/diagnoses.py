@@ -23,6 +23,7 @@ from feedrate.doctor.results import (
     SamplePart,
     StepRow,
     TimeShare,
+    load_diagnosis,
 )
 from feedrate.report.document import dump_document
 from support.bench_results import MACHINE
@@ -744,6 +745,11 @@ def write(diagnosis: Diagnosis) -> dict[str, Any]:
     document = json.loads(dump_document("doctor", diagnosis))
     assert isinstance(document, dict)
     return document
+
+
+def reread(diagnosis: Diagnosis) -> Diagnosis:
+    """Return a diagnosis as it comes back from its document."""
+    return load_diagnosis(write(diagnosis))
 
 
 def rerun(before: Diagnosis, speedup: float, **changes: Any) -> Diagnosis:

@@ -18,8 +18,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
-from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial
+from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Tried
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
@@ -48,7 +48,7 @@ def make_sample() -> Diagnosis:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _record(folder)
-        around = Surroundings(
+        around = MachineSummary(
             cores=CORES, cores_ours=15.6, cores_others=2.9, biggest_other="2.5 of them by simulate (ada)",
             data=FILES, gpus=1, gpu_name="NVIDIA H200", gpu_utilisation=0.31, memory_limit_bytes=1.28e11,
             memory_used_bytes=1.9e10, decoded_bytes=7.7e11,
@@ -58,7 +58,7 @@ def make_sample() -> Diagnosis:
             images=256, threads=CORES, images_per_s=11_200.0, busy_threads=15.7, cpu_s=0.0014,
             alone_cpu_s=0.0011, scan_s=0.0006,
         )  # fmt: skip
-        measured = measure(read_run(folder), around, warmup=10, kernel=kernel, trial=trial)
+        measured = measure(read_run(folder), around, warmup=10, tried=Tried(kernel=kernel, trial=trial))
     assert measured is not None
     return diagnose(
         measured,

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
-from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured
+from feedrate.doctor.analyse.machine_summary import MachineSummary
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured, Tried
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
@@ -18,15 +18,17 @@ MACHINE = describe_machine(["feedrate", "doctor"])
 
 def judge(
     folder: Path,
-    around: Surroundings | None = None,
+    around: MachineSummary | None = None,
     *,
     mode: str = "experiments",
     kernel: KernelTime | None = None,
     trial: LoaderTrial | None = None,
     kept_s: float | None = None,
 ) -> tuple[Measured, Diagnosis]:
-    around = around or Surroundings(cores=8.0)
-    measured = measure(read_run(folder), around, warmup=2, kernel=kernel, trial=trial, kept_s=kept_s)
+    around = around or MachineSummary(cores=8.0)
+    measured = measure(
+        read_run(folder), around, warmup=2, tried=Tried(kernel=kernel, trial=trial, kept_s=kept_s)
+    )
     assert measured is not None
     return measured, diagnose(
         measured,

@@ -21,8 +21,7 @@ from feedrate.filters import BILINEAR, FILTERS
 from feedrate.kernel import U8
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
-from feedrate.loader.pixels import decode_as_torchvision
-from feedrate.loader.samples import Samples
+from feedrate.loader.samples import Samples, decode_as_torchvision
 
 FEEDRATE, PILLOW = "feedrate", "Pillow"
 

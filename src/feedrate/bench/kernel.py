@@ -26,10 +26,9 @@ from feedrate.errors import SourceError, UsageError
 from feedrate.filters import check_filter
 from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
-from feedrate.loader.pixels import compare_pixels
-from feedrate.loader.samples import Samples, open_files, open_pack, pick, take_ranges
+from feedrate.loader.packs import open_pack as open_anywhere
+from feedrate.loader.samples import Samples, compare_pixels, open_files, open_pack, pick, take_ranges
 from feedrate.machine.describe import describe_machine
-from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.source.folders import find_images
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable

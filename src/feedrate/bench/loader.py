@@ -12,7 +12,7 @@ from feedrate.bench.results import BenchResult
 from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.manifest import read_manifest
-from feedrate.loader.pixels import check_pixels
+from feedrate.loader.samples import check_pixels
 from feedrate.machine.describe import describe_machine
 
 # Below this an epoch takes so little time that the change from one to the next is what one measures.

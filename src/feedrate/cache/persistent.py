@@ -17,7 +17,6 @@ goes: it can be made anew. It is renamed before it is deleted, so that nobody ta
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import stat
@@ -28,13 +27,15 @@ import numpy as np
 from feedrate import kernel
 from feedrate.cache.table import ROW, Rows
 from feedrate.errors import StorageError
+from feedrate.files.lock import is_same_file, lock_fd, locked_if_free
+from feedrate.files.permissions import find_distrust
 from feedrate.files.tree import opened_folder
 from feedrate.machine.process import find_openers
 
 _DATA, _ROWS, _LOCK = "data", "rows", "lock"
 NAMES = (_DATA, _ROWS, _LOCK)
 _MARK = b'{"format": "feedrate-cache", "version": 1}\n'
-_DOOMED = ".gone-"
+_LEAVING = ".gone-"
 _TRIES = 100
 
 
@@ -60,7 +61,7 @@ def open_kept(folder: str, name: str) -> tuple[dict[str, int], bool]:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"cannot keep samples in {place}: {error.strerror}") from error
-        if not tries_left or _is_there(place, opened[_LOCK]):
+        if not tries_left or is_same_file(opened[_LOCK], place / _LOCK):
             break
         for descriptor in opened.values():
             os.close(descriptor)
@@ -84,18 +85,14 @@ def _open_place(place: Path) -> tuple[dict[str, int], bool]:
             _check_trust(os.fstat(above), one)
         assert above is not None
         opened = _open_files(above)
-    return opened, _try_lock(opened[_LOCK])
-
-
-def _is_there(place: Path, lock: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(lock), os.lstat(place / _LOCK))
-    except FileNotFoundError:
-        return False
+    is_mine = False
+    with contextlib.suppress(OSError):  # a file system without locks: nothing is added there
+        is_mine = lock_fd(opened[_LOCK], wait=False)
+    return opened, is_mine
 
 
 def _check_trust(info: os.stat_result, folder: Path) -> None:
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o022:
+    if not stat.S_ISDIR(info.st_mode) or find_distrust(info):
         raise StorageError(
             f"{folder} is not a folder that only you can write to, so what lies there is not used",
             hint="delete it, or name another folder: disk=",
@@ -113,14 +110,6 @@ def _open_files(place_fd: int) -> dict[str, int]:
             os.close(descriptor)
         raise
     return opened
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def load_rows(opened: dict[str, int], samples: int, tier: int) -> Rows:
@@ -166,33 +155,26 @@ def delete_cache(place: Path, *, is_trial: bool = False) -> str:
     Only what is ours goes: a folder with our mark in which nothing else lies, and that nobody has open.
     """
     try:
-        why = _find_objection(place)
-        if why:
+        if why := _find_objection(place):
             return why
-        lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        os.close(os.open(place / _LOCK, os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        with locked_if_free(place / _LOCK) as is_free:
+            if not is_free:
+                return "it is in use: a job adds samples to it"
+            user = find_user(place)
+            if user is not None or is_trial:
+                return "" if user is None else f"it is in use: process {user} has files of it open"
+            return _delete_aside(place)
     except FileNotFoundError:
         return ""
     except OSError as error:
         return f"it cannot be deleted: {error.strerror}"
-    try:
-        if not _try_lock(lock):
-            return "it is in use: a job adds samples to it"
-        user = find_user(place)
-        if user is not None or is_trial:
-            return "" if user is None else f"it is in use: process {user} has files of it open"
-        return _delete_aside(place)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"it cannot be deleted: {error.strerror}"
-    finally:
-        os.close(lock)
 
 
 def _delete_aside(place: Path) -> str:
     aside = place
-    if not is_doomed(place.name):
-        aside = place.parent / f"{_DOOMED}{place.name}-{os.getpid()}-{secrets.token_hex(4)}"
+    if not is_leaving(place.name):
+        aside = place.parent / f"{_LEAVING}{place.name}-{os.getpid()}-{secrets.token_hex(4)}"
         os.rename(place, aside)
         user = find_user(aside)
         why = "" if user is None else f"it is in use: process {user} has just opened it"
@@ -220,12 +202,12 @@ def _find_objection(place: Path) -> str:
         size_bytes += info.st_size
     is_marked = (place / _LOCK).exists() and (place / _LOCK).read_bytes().startswith(_MARK[:-1])
     # Nothing is in there that somebody could miss.
-    return "" if is_marked or not size_bytes or is_doomed(place.name) else "it carries no marker of feedrate"
+    return "" if is_marked or not size_bytes or is_leaving(place.name) else "it carries no marker of feedrate"
 
 
-def is_doomed(name: str) -> bool:
+def is_leaving(name: str) -> bool:
     """Return whether a cache was being deleted when who did so ended."""
-    return name.startswith(_DOOMED)
+    return name.startswith(_LEAVING)
 
 
 def find_user(place: Path) -> int | None:

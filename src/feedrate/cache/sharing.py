@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import secrets
@@ -30,7 +29,9 @@ from typing import Any
 from feedrate.cache.limits import Tier
 from feedrate.cache.table import make_memory
 from feedrate.errors import StorageError
-from feedrate.machine.cgroup import find_memory_group
+from feedrate.files.lock import lock_fd, locked_if_free
+from feedrate.files.permissions import find_distrust
+from feedrate.machine.memory import find_memory_group
 
 _GATE = "gate"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
@@ -64,7 +65,7 @@ def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
         except OSError:
             continue
         # Made by somebody else before us, or opened to others: not to be trusted.
-        if stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077:
+        if stat.S_ISDIR(info.st_mode) and not find_distrust(info, forbidden=0o077):
             return folder
     return None
 
@@ -127,7 +128,7 @@ class SharedFiles:
             return
         gate = os.open(self.folder / _GATE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(gate, fcntl.LOCK_EX)
+            lock_fd(gate)
             _thread.gate_of = self.folder
             yield
         finally:
@@ -145,7 +146,7 @@ class SharedFiles:
         self.process = os.getpid()
         entry = self.folder / f"{self.name}.{self.process}-{secrets.token_hex(4)}"
         held = os.open(entry, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(held, fcntl.LOCK_EX)
+        lock_fd(held)
         files = {name: [number, *_identity(number)] for name, number in descriptors.items()}
         os.write(held, json.dumps({"pid": self.process, "files": files}).encode())
         self._entry, self._held = entry, held
@@ -180,18 +181,11 @@ def sweep(folder: Path | None = None) -> int:
 
 def _remove_if_stale(path: Path) -> bool:
     """Remove an entry that no process holds. Under the gate, so that nobody is just making it."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink(missing_ok=True)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    with contextlib.suppress(OSError), locked_if_free(path) as is_free:
+        if is_free:
+            path.unlink(missing_ok=True)
+            return True
+    return False
 
 
 def _open_entry(entry: Path) -> Descriptors | None:

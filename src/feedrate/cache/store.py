@@ -21,7 +21,6 @@ checksum, and then takes the sample from its source.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import threading
@@ -48,6 +47,7 @@ from feedrate.cache.sharing import (
 from feedrate.cache.table import MOST_TIERS, Located, Rows, Table, is_table, make_row, make_table
 from feedrate.cache.views import nobody_looks
 from feedrate.errors import UsageError
+from feedrate.files.lock import lock_fd, unlock_fd
 from feedrate.kernel import I64, U8
 
 __all__ = ["Located", "SampleCache", "Tier", "parse_tiers"]
@@ -332,11 +332,11 @@ class OpenedCache:
     def _locked(self) -> Iterator[None]:
         with self._lock:
             table = self._descriptors["table"]
-            fcntl.flock(table, fcntl.LOCK_EX)
+            lock_fd(table)
             try:
                 yield
             finally:
-                fcntl.flock(table, fcntl.LOCK_UN)
+                unlock_fd(table)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:

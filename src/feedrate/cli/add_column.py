@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import ColumnOptions, add_column
+    from feedrate.packing.change.columns import ColumnOptions, add_column
     from feedrate.report.change import draw_column
     from feedrate.report.document import dump_document
 

@@ -57,10 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.packing import AppendOptions, FieldSpec, append
+    from feedrate.packing.change.append import AppendOptions, append
     from feedrate.report.change import draw_append
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
+    from feedrate.source.options import FieldSpec
 
     check_json_target(arguments)
     fields = arguments.fields

@@ -16,7 +16,7 @@ from feedrate.format.entries import parse_entries
 from feedrate.units import parse_bytes
 
 if TYPE_CHECKING:
-    from feedrate.packing import Engine
+    from feedrate.packing.options import Engine
 
 T = TypeVar("T")
 
@@ -130,7 +130,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def read_engine(arguments: argparse.Namespace) -> Engine:
-    from feedrate.packing import Engine
+    from feedrate.packing.options import Engine
 
     return Engine(
         arguments.executor, arguments.partition, arguments.time, arguments.memory, arguments.array_size

@@ -81,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
     """Give the same images as a folder and as a pack; what is missing is made, and removed at the end."""
-    from feedrate.packing import PackOptions, pack, unpack
+    from feedrate.packing.build.pack import pack
+    from feedrate.packing.check.unpack import unpack
+    from feedrate.packing.options import PackOptions
     from feedrate.report.progress import ProgressBar
 
     if not source.exists():

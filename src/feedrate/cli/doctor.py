@@ -20,7 +20,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import number, positive, share
 from feedrate.cli.output import (
@@ -47,7 +47,7 @@ def talk(text: str) -> None:
     say(f"feedrate doctor: {text}")
 
 
-def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any] | None) -> int:
+def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Diagnosis | None) -> int:
     """Write what was asked for; return the exit code.
 
     The command's own, or 1 where a check says no. Where the doctor ended the command and no check was asked
@@ -56,7 +56,7 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: di
     from feedrate.report.document import dump_document
 
     if arguments.full:
-        from feedrate.report.doctor_full import draw_full
+        from feedrate.report.doctor import draw_full
 
         columns = shutil.get_terminal_size().columns
         text = draw_full(diagnosis, min(max(columns, _NARROWEST), _WIDEST))
@@ -95,20 +95,21 @@ def check_wait(arguments: argparse.Namespace, diagnosis: Diagnosis) -> bool:
     limit: float | None = arguments.max_exposed_wait
     if not arguments.check and limit is None:
         return True
-    from feedrate.report.doctor_verify import draw_check, passes_check
+    from feedrate.report.doctor_verify import draw_check
 
     limit = DEFAULT_MAX_EXPOSED_WAIT if limit is None else limit
     talk(f"check {draw_check(diagnosis, limit).rstrip()}")
-    return passes_check(diagnosis, limit)
+    return diagnosis.keeps_wait_below(limit)
 
 
-def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[str, Any]) -> bool:
+def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Diagnosis) -> bool:
     """Draw what an earlier run predicted and what came.
 
     Returns:
         Whether there was something to compare, and --max-slowdown is kept to.
     """
-    from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate
+    from feedrate.doctor.compare import compare_runs
+    from feedrate.report.doctor_verify import draw_gate, draw_verification
 
     verification = compare_runs(before, diagnosis)
     stream = sys.stderr if arguments.json == "-" else sys.stdout
@@ -116,17 +117,18 @@ def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: dict[st
     if arguments.max_slowdown is None:
         return not verification.differs
     talk(f"check {draw_gate(verification, arguments.max_slowdown).rstrip()}")
-    return passes_gate(verification, arguments.max_slowdown)
+    return verification.keeps_speed(float(arguments.max_slowdown))
 
 
-def read_before(path: Path) -> dict[str, Any]:
-    """Return an earlier document of ours.
+def read_before(path: Path) -> Diagnosis:
+    """Return the diagnosis of an earlier document.
 
     Raises:
         NotFound, UsageError: there is none, or nothing can be compared with it.
     """
+    from feedrate.doctor.compare import check_speed
+    from feedrate.doctor.results import load_diagnosis
     from feedrate.errors import suggest_path
-    from feedrate.report.doctor_earlier import read_earlier
 
     try:
         document = json.loads(path.read_text())
@@ -135,11 +137,11 @@ def read_before(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path} (--verify): {error}") from error
     try:
-        read_earlier(document)  # now, and not when the run is over
+        before = load_diagnosis(document)
+        check_speed(before)  # now, and not when the run is over
     except UsageError as error:
         raise UsageError(f"cannot compare with {path} (--verify): {error}", hint=error.hint) from error
-    found: dict[str, Any] = document
-    return found
+    return before
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

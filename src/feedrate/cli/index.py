@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.packing import index
     from feedrate.packing.change.entries import find_pack
+    from feedrate.packing.indexing.local import index
     from feedrate.remote.addresses import is_url
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _set_entries(arguments: argparse.Namespace, pack: str) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.packing import set_entries
+    from feedrate.packing.change.entries import set_entries
     from feedrate.report.change import draw_entries
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import describe
+    from feedrate.packing.check.describe import describe
     from feedrate.report.document import dump_document
     from feedrate.report.terminal import draw_description
 

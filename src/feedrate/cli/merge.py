@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import MergeOptions, merge
+    from feedrate.packing.change.merge import MergeOptions, merge
     from feedrate.report.change import draw_merge
     from feedrate.report.document import dump_document
 

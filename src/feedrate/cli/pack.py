@@ -130,8 +130,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_INTERRUPTED, say_error
-    from feedrate.packing import FieldSpec, PackOptions, Recode, find_map, pack
+    from feedrate.packing.build.pack import pack
+    from feedrate.packing.mapping import find_map
+    from feedrate.packing.options import PackOptions
+    from feedrate.packing.recode import Recode
     from feedrate.report.progress import ProgressBar
+    from feedrate.source.options import FieldSpec
 
     options = PackOptions(
         labels=arguments.labels,

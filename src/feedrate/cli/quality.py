@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import read_quality
+    from feedrate.packing.check.quality_report import read_quality
     from feedrate.report.document import dump_document
     from feedrate.report.quality import draw_quality
     from feedrate.report.quality_page import draw_quality_page

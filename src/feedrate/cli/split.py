@@ -28,7 +28,7 @@ from feedrate.cli.output import (
 from feedrate.errors import UsageError
 
 if TYPE_CHECKING:
-    from feedrate.packing import SplitOptions
+    from feedrate.packing.change.split import SplitOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ class _Stratify(argparse.Action):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import extend_split, parse_shares, split
+    from feedrate.packing.change.split import extend_split, parse_shares, split
     from feedrate.report.change import draw_split
     from feedrate.report.document import dump_document
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_options(arguments: argparse.Namespace) -> SplitOptions:
-    from feedrate.packing import SplitOptions
+    from feedrate.packing.change.split import SplitOptions
 
     return SplitOptions(
         files=_parse_files(arguments.files),

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing import unpack
+    from feedrate.packing.check.unpack import unpack
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_unpack

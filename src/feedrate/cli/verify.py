@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.cli import EXIT_FAILED, EXIT_OK
-    from feedrate.packing import verify
+    from feedrate.packing.check.verify import verify
     from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.report.terminal import draw_verify

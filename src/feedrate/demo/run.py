@@ -22,7 +22,8 @@ from feedrate.bench.results import BenchRun, DemoResult
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
-from feedrate.packing import PackOptions, pack
+from feedrate.packing.build.pack import pack
+from feedrate.packing.options import PackOptions
 from feedrate.units import format_bytes, format_count, format_seconds
 
 

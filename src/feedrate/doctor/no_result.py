@@ -39,7 +39,7 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         return None
     loader = next(recording.facts_of("loader"), {})
     workers = int(loader.get("num_workers") or 0)
-    size = trace.between(observed.started_ns, 2**62).shm_size if len(trace) else None
+    size = trace.between(observed.started_ns, _END_NS).shm_size_bytes if len(trace) else None
     holds = f"/dev/shm holds {format_bytes(size)}" if size is not None else "the size of /dev/shm is unknown"
     entry = entry_of("shm-too-small")
     remedy = Remedy(
@@ -138,32 +138,34 @@ def explain_framework(observed: Observed, fact: Mapping[str, Any]) -> tuple[str,
 
 def _word_use(means: Means, cores: float) -> str:
     words = []
-    if means.cores_busy_ours is not None:
-        words.append(f"it used {means.cores_busy_ours:.1f} of {cores:g} cores")
-    if means.disk_read_rate is not None:
+    if means.cores_ours is not None:
+        words.append(f"it used {means.cores_ours:.1f} of {cores:g} cores")
+    if means.disk_read_bytes_per_s is not None:
         busy = "" if means.disk_busy is None else f" (the busiest {means.disk_busy:.0%} of the time)"
-        words.append(f"disks gave {format_bytes(means.disk_read_rate)}/s{busy}")
-    if means.net_rx_rate is not None:
-        words.append(f"the network {format_bytes(means.net_rx_rate)}/s")
+        words.append(f"disks gave {format_bytes(means.disk_read_bytes_per_s)}/s{busy}")
+    if means.network_bytes_per_s is not None:
+        words.append(f"the network {format_bytes(means.network_bytes_per_s)}/s")
     gpus = [
-        f"GPU {number} was {use:.0%} busy" for number, use in enumerate(means.gpu_util) if use is not None
+        f"GPU {number} was {gpu.utilisation:.0%} busy"
+        for number, gpu in enumerate(means.gpus)
+        if gpu.utilisation is not None
     ]
     return ", ".join([*words, *(gpus or ["how busy a GPU was is not known"])])
 
 
 def _judge(means: Means, cores: float) -> str:
     """Say what the readings leave as the limit; from outside that is no more than likely."""
-    used = max((use for use in means.gpu_util if use is not None), default=None)
+    used = max((gpu.utilisation for gpu in means.gpus if gpu.utilisation is not None), default=None)
     if used is not None and used >= _BUSY:
         return "the GPU is busy, so data is hardly what it waits for"
     idle = "the GPU is idle for much of the time and " if used is not None else ""
-    others = means.cores_busy_others or 0.0
-    if means.cores_busy_ours is not None and means.cores_busy_ours + others >= _BUSY * cores:
-        with_whom = f", {others:.1f} of them with other processes" if others > means.cores_busy_ours else ""
+    others = means.cores_others or 0.0
+    if means.cores_ours is not None and means.cores_ours + others >= _BUSY * cores:
+        with_whom = f", {others:.1f} of them with other processes" if others > means.cores_ours else ""
         return f"{idle}all cores are busy{with_whom}: they may be the limit"
-    if (means.disk_busy or 0.0) >= _BUSY or (means.psi_io or 0.0) >= _WAITING:
+    if (means.disk_busy or 0.0) >= _BUSY or (means.io_stall_share or 0.0) >= _WAITING:
         return f"{idle}disks are waited for: they may be the limit"
-    if means.cores_busy_ours is None or (means.disk_busy is None and means.psi_io is None):
+    if means.cores_ours is None or (means.disk_busy is None and means.io_stall_share is None):
         return f"{idle}it is not known how busy cores and disks are"
     return f"{idle}neither cores nor disks are busy: too little may be done side by side"
 

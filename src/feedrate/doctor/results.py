@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user may ask of the doctor.
-
-What `doctor` returns.
-"""
+"""What the user may ask of the doctor, what it returns, and a diagnosis read back from its own document."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
-from feedrate.errors import NotFound, UsageError
+from feedrate.errors import NotFound, UsageError, clean
 from feedrate.machine.results import Machine
+from feedrate.units import format_factor, is_number
 
 WARMUP_STEPS = 10
 DEFAULT_STEPS = WARMUP_STEPS + 100
 LEAST_STEPS = 10  # of fewer, one odd step would be the verdict
+GAIN_WORTH_NAMING = 1.03  # below this a prediction is not worth a change to a script
+CONTENDED = "contended"  # the code of the finding that others use the machine
+DOCUMENT_VERSION = 1  # of the documents that can be read back
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,21 @@ class Remedy:
     code: str | None = None
     left_out: tuple[str, ...] = ()
 
+    @property
+    def helps(self) -> bool:
+        return self.predicted_speedup >= GAIN_WORTH_NAMING
+
+    @property
+    def gain(self) -> str:
+        """Return `2.4x (2.0-2.8)`."""
+        speedup = self.predicted_speedup
+        if not is_number(speedup):
+            return "unknown"
+        text = f"{format_factor(speedup)}x"
+        if not (is_number(self.low) and is_number(self.high)):
+            return text
+        return f"{text} ({format_factor(self.low, speedup)}-{format_factor(self.high, speedup)})"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -102,6 +119,11 @@ class Finding:
     numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
     remedies: tuple[Remedy, ...] = ()
     explains: tuple[str, ...] = ()
+
+    @property
+    def company(self) -> str:
+        """Return who else used the machine, where that is the finding; empty: it is another one."""
+        return clean(self.evidence[0] if self.evidence else self.title) if self.code == CONTENDED else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +263,13 @@ class Diagnosis:
     overhead: Overhead | None
     machine: Machine
 
+    def keeps_wait_below(self, limit: float) -> bool:
+        """Return whether the device waited for data for at most this share of the time.
+
+        What could not be measured does not pass.
+        """
+        return is_number(self.run.exposed_wait_share) and self.run.exposed_wait_share <= limit
+
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
@@ -273,3 +302,69 @@ class Verification:
     differs: tuple[str, ...] = ()  # not comparable: what shows that these are runs of two different things
     busy_before: str = ""  # not comparable: who else used the machine in the earlier run; empty: nobody
     busy_after: str = ""
+
+    def keeps_speed(self, limit: float) -> bool:
+        """Return whether the run lost at most this share of the earlier one's speed.
+
+        A busy machine makes it slower, never faster; an earlier run on a busy machine is no measure.
+        """
+        return not (self.differs or self.busy_before) and self.actual_speedup >= 1 - limit
+
+
+_HINT = "make one with 'feedrate doctor --json FILE -- COMMAND'"
+
+
+def load_diagnosis(document: object) -> Diagnosis:
+    """Return the diagnosis of a document that `feedrate doctor --json` wrote, of whatever age.
+
+    What it does not tell, or tells as something else, is unknown: NaN for a number, "" for a text.
+
+    Raises:
+        UsageError: it is another document, or of a version that cannot be read.
+    """
+    whole = document if isinstance(document, Mapping) else {}
+    if "command" not in whole or "schema_version" not in whole:
+        raise UsageError("this is not a document of 'feedrate doctor --json'", hint=_HINT)
+    if whole["command"] != "doctor":
+        command = clean(str(whole["command"]))[:40]
+        raise UsageError(f"this is a document of 'feedrate {command}', not of 'feedrate doctor'", hint=_HINT)
+    version = whole["schema_version"]
+    if version != DOCUMENT_VERSION:
+        is_newer = isinstance(version, int) and version > DOCUMENT_VERSION
+        said = clean(str(version))[:20]
+        raise UsageError(
+            f"this document has schema version {said}, and this feedrate reads version {DOCUMENT_VERSION}",
+            hint="upgrade feedrate" if is_newer else "run the doctor again with this version of feedrate",
+        )
+    if not (isinstance(whole.get("run"), Mapping) and whole["run"]):
+        raise UsageError("this document of 'feedrate doctor' is not whole: it has no 'run'", hint=_HINT)
+    found: Diagnosis = _load(Diagnosis, {**whole, "command": whole.get("argv")})
+    return found
+
+
+def _load(kind: Any, value: Any) -> Any:
+    """Return a value of JSON as what a field is declared to be."""
+    inner = get_args(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        given, hints = value if isinstance(value, Mapping) else {}, get_type_hints(kind)
+        return kind(**{
+            one.name: _load(hints[one.name], given.get(one.name))
+            for one in fields(kind)
+            if one.name in given or (one.default is MISSING and one.default_factory is MISSING)
+        })  # fmt: skip
+    if get_origin(kind) is tuple:
+        listed = value if isinstance(value, list) else []
+        if is_dataclass(inner[0]):
+            listed = [one for one in listed if isinstance(one, Mapping)]
+        return tuple(_load(inner[0], one) for one in listed)
+    if get_origin(kind) is Mapping:
+        named = value if isinstance(value, Mapping) else {}
+        return {str(name): _load(inner[1], one) for name, one in named.items()}
+    if type(None) in inner:
+        known = [one for one in inner if one is not type(None)]
+        return None if value is None else _load(known[0], value) if len(known) == 1 else value
+    if kind is str:
+        return "" if value is None else str(value)
+    is_told = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # A whole number of JSON has no largest one; a float has.
+    return (float(value) if kind is float else value) if is_told and abs(value) < 1e300 else math.nan

@@ -26,18 +26,21 @@ from feedrate.format.manifest import is_pack
 from feedrate.kernel import I32, U8, Status
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
-from feedrate.loader.pixels import (
+from feedrate.loader.packs import open_pack as open_anywhere
+from feedrate.loader.samples import (
     LARGEST_DIFFERENCE,
     LOWEST_PSNR_DB,
     Difference,
+    Samples,
     compare_pixels,
     decode_as_torchvision,
     decode_part,
+    open_files,
+    open_pack,
+    pick,
 )
-from feedrate.loader.samples import Samples, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
 from feedrate.progress import Rejection, Tick
-from feedrate.remote.pack import open_pack as open_anywhere
 from feedrate.source.folders import find_images
 from feedrate.units import printable
 

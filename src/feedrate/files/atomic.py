@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all, and sentences for what disks raise.
-
-What a pack in the making leaves in its folder, and the lock that keeps two packs out of one.
-"""
+"""Files that appear whole or not at all, temporary ones beside them, and sentences for what disks raise."""
 
 from __future__ import annotations
 
@@ -16,21 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from feedrate.errors import AlreadyExists, FeedrateError, StorageError
+from feedrate.errors import FeedrateError, StorageError
 from feedrate.units import format_bytes
-
-__all__ = [
-    "LOCK_NAME",
-    "atomic_write",
-    "explain_write_error",
-    "explained",
-    "folder_lock",
-    "free_bytes",
-    "is_temporary",
-    "remove_folder",
-    "remove_temporaries",
-    "sync_folder",
-]
 
 # One sync of the file system also waits for what others wrote to it, which may take minutes; a few files' own
 # take some milliseconds each.
@@ -66,8 +50,19 @@ def atomic_write(path: Path, *, expected_bytes: int = 0, is_durable: bool = True
         raise explain_write_error(error, path, expected_bytes) from error
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file, as `atomic_write` does."""
+    with atomic_write(path, expected_bytes=len(data)) as file:
+        file.write(data)
+
+
 def temporary_name(name: str) -> str:
     return f".{name}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file or folder was being made when its maker ended, or is right now."""
+    return re.fullmatch(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp", name) is not None
 
 
 def sync_folder(folder: Path) -> None:
@@ -136,10 +131,6 @@ def free_bytes(folder: Path) -> int:
     return stats.f_bavail * stats.f_frsize
 
 
-LOCK_NAME = ".packing.lock"  # hidden: it may lie in a folder that is just being indexed
-_TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
-
-
 @contextlib.contextmanager
 def explained(folder: Path) -> Iterator[None]:
     """Make sentences of errors that the disk of a folder raises in the block."""
@@ -154,7 +145,7 @@ def explained(folder: Path) -> Iterator[None]:
 def remove_temporaries(folder: Path) -> None:
     """Remove what killed runs left. Only for the holder of the lock."""
     for path in folder.iterdir():
-        if not _TEMPORARY.fullmatch(path.name):
+        if not is_temporary(path.name):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -164,56 +155,6 @@ def remove_temporaries(folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder of ours; when this is killed, the rest is a temporary that the next run removes."""
-    doomed = folder.parent / temporary_name(folder.name)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
-
-
-def is_temporary(name: str) -> bool:
-    return bool(_TEMPORARY.fullmatch(name))
-
-
-@contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process; the lock dies with the process, however that ends.
-
-    Raises:
-        AlreadyExists: another process holds it.
-        StorageError: the lock cannot be made.
-    """
-    import fcntl
-
-    path = folder / LOCK_NAME
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise explain_write_error(error, path) from error
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyExists(
-                f"another 'feedrate pack' is writing {folder} right now",
-                hint="wait for it, or choose another folder",
-            ) from None
-        except OSError as error:
-            raise StorageError(
-                f"{folder} lies on a file system without locks ({error.strerror})",
-                hint="pack to a local disk, then copy the pack there",
-            ) from error
-        if not _is_same_file(fd, path):
-            raise AlreadyExists(f"another 'feedrate pack' has just finished with {folder}")
-        try:
-            yield
-        finally:
-            # Still locked: whoever opens the name from now on gets a new file, or finds this one gone.
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(fd)
-
-
-def _is_same_file(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+    aside = folder.parent / temporary_name(folder.name)
+    os.rename(folder, aside)
+    shutil.rmtree(aside)

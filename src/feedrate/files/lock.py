@@ -1,19 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks that end with their process, however that ends."""
+"""Locks that end with their process, however that ends: who holds a file is decided by `flock` alone."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from feedrate.errors import StorageError
-from feedrate.files.atomic import shown
+from feedrate.errors import AlreadyExists, StorageError
+from feedrate.files.atomic import explain_write_error, shown
 
 # Others may put anything beside the leases of a copy of root's: no link is followed, no pipe waited for.
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+LOCK_NAME = ".packing.lock"  # hidden: it may be in a folder that is just being indexed
+
+
+def lock_fd(fd: int, *, wait: bool = True) -> bool:
+    """Lock an open file for its descriptor, and for copies that forks get of it; False: another holds it.
+
+    Raises:
+        OSError: its file system has no locks.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock_fd(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 # Locks of a process that is forked would outlive it in its children: those close these.
@@ -30,8 +49,8 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-class CopyGone(Exception):
-    """The copy was deleted by somebody who held its gate, or was never there."""
+class Gone(Exception):
+    """What was looked for was deleted by another process, or was never there."""
 
 
 class Lock:
@@ -46,7 +65,7 @@ class Lock:
         fd, self._fd = self._fd, None
         if fd is not None and self._process == os.getpid():
             _close_in_children.discard(fd)
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was made just now may not have closed it yet
+            unlock_fd(fd)  # a child that was made just now may not have closed it yet
             os.close(fd)
 
     def __enter__(self) -> Lock:
@@ -59,26 +78,23 @@ class Lock:
 
 
 def take_lock(path: Path, *, wait: bool) -> Lock | None:
-    """Lock a file that is there; None: somebody else holds it.
+    """Lock a file that is there; None: another process holds it.
 
     Raises:
-        CopyGone: there is no such file, or it was deleted while this waited.
+        Gone: there is no such file, or it was deleted while this waited.
         StorageError: its file system has no locks.
         OSError: it cannot be opened.
     """
     try:
         fd = _open(path)
     except FileNotFoundError:
-        raise CopyGone from None
+        raise Gone from None
     lock = Lock(fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        is_there = os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
-    except BlockingIOError:
-        lock.release()
-        return None
-    except FileNotFoundError:
-        is_there = False
+        if not lock_fd(fd, wait=wait):
+            lock.release()
+            return None
+        is_there = is_same_file(fd, path)
     except OSError as error:
         lock.release()
         raise StorageError(
@@ -90,7 +106,7 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
         raise
     if not is_there:
         lock.release()
-        raise CopyGone
+        raise Gone
     return lock
 
 
@@ -110,6 +126,68 @@ def is_locked(path: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+@contextlib.contextmanager
+def locked_if_free(path: Path) -> Iterator[bool]:
+    """Yield whether no process holds this file, which is held meanwhile; False where that is not known."""
+    try:
+        fd = _open(path)
+    except OSError:
+        yield False
+        return
+    try:
+        is_free = False
+        with contextlib.suppress(OSError):
+            is_free = lock_fd(fd, wait=False)
+        yield is_free
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold a folder in which a pack is made or changed; the lock dies with the process, however that ends.
+
+    Raises:
+        AlreadyExists: another process holds it.
+        StorageError: the lock cannot be made.
+    """
+    path = folder / LOCK_NAME
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise explain_write_error(error, path) from error
+    try:
+        try:
+            is_free = lock_fd(fd, wait=False)
+        except OSError as error:
+            raise StorageError(
+                f"{folder} lies on a file system without locks ({error.strerror})",
+                hint="pack to a local disk, then copy the pack there",
+            ) from error
+        if not is_free:
+            raise AlreadyExists(
+                f"another 'feedrate pack' is writing {folder} right now",
+                hint="wait for it, or choose another folder",
+            )
+        if not is_same_file(fd, path):
+            raise AlreadyExists(f"another 'feedrate pack' has just finished with {folder}")
+        try:
+            yield
+        finally:
+            # Still locked: whoever opens the name from now on gets a new file, or finds this one gone.
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(fd)
+
+
+def is_same_file(fd: int, path: Path) -> bool:
+    """Return whether a path names what a descriptor has open, not something else of that name since."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: Path) -> int:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at and delete folders by file descriptors: never through a link, never in another mount, and only
-names that are known. What a path names can change between two calls; what a descriptor holds cannot."""
+"""Walk through folders, and delete what is in them.
+
+By path, as the files of a dataset are listed; or by descriptor: never through a link, never into another
+mount. What a path names can change between two calls; what a descriptor holds cannot.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from feedrate.errors import StorageError
+from feedrate.units import printable
+
 _AT_ONCE, _GROUP = 8, 64
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
@@ -22,7 +28,7 @@ def opened_folder(name: str, dir_fd: int | None = None) -> Iterator[int]:
     Raises:
         OSError: it is a link, a file, or not there.
     """
-    fd = os.open(name, _FOLDER, dir_fd=dir_fd)
+    fd = os.open(name, FOLDER, dir_fd=dir_fd)
     try:
         yield fd
     finally:
@@ -41,6 +47,39 @@ def read_small(name: str, dir_fd: int, largest_bytes: int = 2**30) -> bytes:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"{name} is not a plain file")
         return file.read(largest_bytes)
+
+
+def walk_paths(
+    top: bytes, *, enters_links: bool, below: bytes = b"", above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[tuple[bytes, os.DirEntry[bytes]]]:
+    """Yield path and entry of all below a folder but folders, sorted; hidden folders are not entered.
+
+    Args:
+        enters_links: go into folders that are links, too.
+
+    Raises:
+        StorageError: a folder cannot be listed, or is a link to one that it lies in.
+    """
+    folder = os.path.join(top, below) if below else top
+    folders = []
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            path = os.path.join(below, entry.name)
+            if entry.name.startswith(b".") or not entry.is_dir():
+                yield path, entry
+            elif enters_links or not entry.is_symlink():
+                info = entry.stat()
+                folders.append((path, (info.st_dev, info.st_ino)))
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"cannot list {printable(folder)}: {error.strerror}") from error
+    for path, identity in folders:
+        if identity in above:
+            raise StorageError(f"{printable(os.path.join(top, path))} is a link to a folder that it lies in")
+        yield from walk_paths(top, enters_links=enters_links, below=path, above=(*above, identity))
 
 
 def walk(fd: int, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:

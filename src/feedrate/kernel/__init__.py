@@ -6,32 +6,33 @@ What the kernel does not decode goes through Pillow (pillow.py) in the same call
 
 from __future__ import annotations
 
-from feedrate.kernel.crops import Crops, decode_crops
 from feedrate.kernel.decoding import (
     DAMAGED_BUT_DECODED,
     MAX_CROP_PIXELS,
     STAGES,
     TRUSTED_PIXELS,
+    Crops,
     DecodeReport,
-    Files,
-    Ranges,
     check_size,
     decode_batch,
+    decode_crops,
     decode_one,
-    gather_rows,
     measure,
     profile_decode,
-    read_at,
-    read_ranges,
 )
 from feedrate.kernel.door import (
     I32,
     I64,
     U8,
     U32,
+    Files,
     Pool,
+    Ranges,
     Status,
     crc32c,
+    gather_rows,
+    read_at,
+    read_ranges,
     simd_level,
     simd_levels,
 )

@@ -37,7 +37,7 @@ from feedrate.loader.values import Values, explain_status, move_boxes, read_fiel
 if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels
     from feedrate.loader.device.gpu_decode import GpuDecoder, PackRequest
-    from feedrate.loader.device.stored_pixels import StoredPixels
+    from feedrate.loader.device.gpu_tier import StoredPixels
 
 # One batch in the kernel, one queued there; with the one that the loop holds, three buffers are in use.
 DEFAULT_PREFETCH = 2

@@ -30,8 +30,8 @@ from feedrate.loader.options import (
     resolve_fields,
 )
 from feedrate.loader.order import find_split, members
+from feedrate.loader.packs import open_pack
 from feedrate.loader.values import choose_output, explain_status, move_boxes, read_field
-from feedrate.remote.pack import open_pack
 
 Output = Literal["pil", "numpy", "torch"]
 _TOGETHER_BYTES = 256 << 10  # larger images take longer to copy than a call of the kernel does by itself

@@ -1,18 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate.decode`: one image file or its bytes, to pixels."""
+"""`feedrate.decode`: one image file or its bytes, to pixels.
+
+The arguments of `feedrate.decode_batch`, as arrays; what makes no sense gets a sentence.
+
+`feedrate.decode_batch`: crops of images, without a pack, to one tensor on the GPU or the CPU.
+
+Arguments become arrays (crop_arguments), files are read and looked at in threads, and what is wanted goes
+through the GPU decoder of the Loader, or the kernel: the pixels are the same.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from feedrate import kernel
-from feedrate.errors import NotFound, StorageError, UsageError
+from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
-from feedrate.kernel import U8
+from feedrate.format.entries import GPU as BYTES_PER_ENTRY
+from feedrate.format.fields import Kind
+from feedrate.kernel import I32, I64, U8, U32, Crops, DecodeReport, Status, pillow
+from feedrate.kernel.cuda import batch as kernels
+from feedrate.kernel.cuda.launcher import why_not
+from feedrate.loader.device.gpu_decode import (
+    MOST_READ_BYTES,
+    NO_ENTRIES,
+    GpuDecoder,
+    Planned,
+    open_decoder,
+    put_samples,
+)
+from feedrate.loader.device.transfer import DevicePixels, Transfer, choose_placement, find_pinned
+from feedrate.loader.geometry import Tally
 from feedrate.loader.image import Size, check_size
+from feedrate.loader.pipeline import Meter
+from feedrate.loader.values import choose_output, explain_status, to_torch
+from feedrate.machine.cpu import count_rank_cores
 
 
 def decode(
@@ -80,3 +113,502 @@ def read_source(source: str | os.PathLike[str] | bytes | bytearray | memoryview)
         raise NotFound(f"no file at {path}") from None
     except (OSError, ValueError) as error:  # the latter for a name that no file can have
         raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+
+_BYTES = (bytes, bytearray, memoryview)
+# Of the output: what a plan for the GPU takes.
+_LONGEST_SIDE = 16384
+_LARGEST_EDGE = 2**31 - 1
+
+
+class Wanted(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+        has_boxes: there are crops; else the boxes are zero, and those of whole images are wanted.
+        size: height and width.
+        entries: one per image; None: none at all.
+    """
+
+    images: Sequence[Source]
+    crops: Crops
+    has_boxes: bool
+    size: Size
+    entries: Sequence[bytes | None] | None
+
+
+def check_wanted(
+    images: Any, crops: Any, size: Any, flips: Any, interpolation: Any, entries: Any, image_index: Any
+) -> Wanted:
+    """Return the arguments in their final form.
+
+    Raises:
+        UsageError: one of them makes no sense.
+    """
+    images = _check_images(images)
+    index = _check_index(image_index, len(images))
+    count, per = len(index), "image" if image_index is None else "number in image_index"
+    checked = check_size(size, "decode_batch")
+    height, width = checked if isinstance(checked, tuple) else (checked, checked)
+    if max(height, width) > _LONGEST_SIDE:
+        raise UsageError(f"decode_batch: size must be at most {_LONGEST_SIDE} pixels a side, got {size!r}")
+    filter_ = FILTERS[check_filter(interpolation, "decode_batch")]
+    boxes = np.zeros((count, 4), np.int32) if crops is None else _check_crops(crops, count, per)
+    return Wanted(
+        images,
+        Crops(index, boxes, _check_flips(flips, count, per), np.full(count, filter_, np.uint8)),
+        crops is not None,
+        (height, width),
+        _check_entries(entries, len(images)),
+    )
+
+
+def parse_device(device: Any) -> Any:
+    """Return a GPU as a torch.device; None: the CPU.
+
+    Raises:
+        UsageError: it is neither.
+        GpuError: torch is not there.
+    """
+    if device == "cpu":
+        return None
+    is_named = isinstance(device, str) and device.partition(":")[0] == "cuda"
+    if is_named or type(device).__module__.partition(".")[0] == "torch":
+        try:
+            import torch
+        except (ImportError, OSError) as error:
+            raise GpuError(
+                f"device={device!r} is used by way of torch, which cannot be imported: {error}",
+                hint='pip install torch; device="cpu" needs none',
+            ) from error
+        try:
+            found = torch.device(device)
+        except (RuntimeError, TypeError):
+            found = None
+        if found is not None and found.type in ("cuda", "cpu"):
+            return None if found.type == "cpu" else found
+    raise UsageError(f'device must be "cuda", "cuda:1", a torch.device of these, or "cpu"; got {device!r}')
+
+
+def _check_images(images: Any) -> Sequence[Source]:
+    if isinstance(images, (str, os.PathLike, *_BYTES)) or not _is_sized(images):
+        raise UsageError(
+            f"images must be a list of paths or of image files' bytes, got {type(images).__name__}",
+            hint="for one image: decode_batch([image])",
+        )
+    listed: list[Source] = list(images)
+    if not listed:
+        raise UsageError("images is empty: there is nothing to decode")
+    for i, image in enumerate(listed):
+        if not isinstance(image, (str, os.PathLike, *_BYTES)):
+            raise UsageError(
+                f"images[{i}] must be a path or an image file's bytes, got {type(image).__name__}"
+            )
+    return listed
+
+
+def _check_index(index: Any, images: int) -> I32:
+    if index is None:
+        return np.arange(images, dtype=np.int32)
+    array = _to_array(index)
+    if array is None or array.ndim != 1 or not (array.dtype.kind in "iu" or not array.size):
+        raise UsageError(f"image_index must be whole numbers, one per crop, got {_show(index)}")
+    if not array.size:
+        raise UsageError("image_index is empty: there is nothing to decode")
+    outside = np.flatnonzero((array < 0) | (array >= images))
+    if outside.size:
+        last = f"0 to {images - 1}" if images > 1 else "0 alone"
+        raise UsageError(f"image_index[{outside[0]}] is {array[outside[0]]}: the images have numbers {last}")
+    return np.asarray(array, np.int32)
+
+
+def _check_crops(crops: Any, count: int, per: str) -> I32:
+    _check_length("crops", crops, count, per)
+    array = _to_array(crops)
+    if array is not None and array.ndim == 2 and array.shape[1] == 4 and array.dtype.kind in "iu":
+        left, top, right, bottom = array.T
+        good = (left >= 0) & (left < right) & (top >= 0) & (top < bottom)
+        good &= (right <= _LARGEST_EDGE) & (bottom <= _LARGEST_EDGE)
+        if good.all():
+            return np.asarray(array, np.int32)
+        i = int(np.flatnonzero(~good)[0])
+        what = f"crops[{i}] is {tuple(array[i].tolist())}"
+    else:
+        what = f"got {_show(crops)}"
+    raise UsageError(
+        "crops must be left, top, right, bottom for each, in whole pixels, not empty and not negative; "
+        + what
+    )
+
+
+def _check_flips(flips: Any, count: int, per: str) -> Any:
+    if flips is None:
+        return np.zeros(count, np.bool_)
+    _check_length("flips", flips, count, per)
+    array = _to_array(flips)
+    if array is None or array.ndim != 1 or array.dtype != np.bool_:
+        raise UsageError(f"flips must be True or False for each crop, got {_show(flips)}")
+    return array
+
+
+def _check_entries(entries: Any, count: int) -> Sequence[bytes | None] | None:
+    if entries is None:
+        return None
+    if isinstance(entries, _BYTES):
+        raise UsageError("entries must be a list, bytes for each image, got bytes")
+    _check_length("entries", entries, count, "image")
+    for i, one in enumerate(entries):
+        if one is not None and not isinstance(one, _BYTES):
+            raise UsageError(f"entries[{i}] must be bytes, b'' or None, got {type(one).__name__}")
+    return list(entries)
+
+
+def _check_length(name: str, values: Any, count: int, per: str) -> None:
+    if not _is_sized(values):
+        raise UsageError(f"{name} must be a list, one for each {per}, got {type(values).__name__}")
+    if len(values) != count:
+        raise UsageError(f"{name} has {len(values)}, and {count} are needed: one for each {per}")
+
+
+def _is_sized(values: Any) -> bool:
+    if isinstance(values, dict) or getattr(values, "ndim", 1) == 0:  # a number in the form of an array
+        return False
+    return hasattr(values, "__len__") and hasattr(values, "__getitem__")
+
+
+def _to_array(values: Any) -> Any:
+    """Return numbers as an array; None: they are none, or of unequal lengths."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and isinstance(values, torch.Tensor):
+            values = values.detach().cpu().numpy()
+        return np.asarray(values)
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        RuntimeError,
+    ):  # numpy has no such numbers, or no tensor has
+        return None
+
+
+def _show(values: Any) -> str:
+    text = repr(values)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class CropStatus(NamedTuple):
+    """How one crop ended.
+
+    Attributes:
+        status: "ok", "unreadable", "corrupt", "bad_box" or "bad_entries".
+        reason: what is wrong, in words; "" where it is ok.
+    """
+
+    status: str
+    reason: str
+
+
+def decode_batch(
+    images: Sequence[Source],
+    crops: Sequence[Sequence[int]] | None = None,
+    size: int | Size = 224,
+    *,
+    flips: Sequence[bool] | None = None,
+    interpolation: Filter = "bilinear",
+    entries: Sequence[bytes | None] | None = None,
+    image_index: Sequence[int] | None = None,
+    device: Any = "cuda",
+    on_error: Literal["raise", "status"] = "raise",
+) -> Any:
+    """Decode, crop, resize and flip images; return RGB pixels, uint8, as one tensor N,C,H,W on the device.
+
+    Its memory is channels-last, as that of the Loader's batches. With device="cpu", where torch is not
+    installed, it is a numpy array N,H,W,C. The bytes are the same on every device: what the GPU does not take
+    (progressive JPEG, PNG, damage) is decoded by the CPU in the same batch.
+
+    Any thread may call this. On a GPU the host waits for the decoding, and the current stream may use the
+    pixels at once; buffers on the GPU are kept for the next call, and what they have no room for at once is
+    decoded in turns.
+
+    Args:
+        images: paths, or the bytes of image files.
+        crops: for each image left, top, right, bottom in whole pixels; None: whole images.
+        size: height and width to resize each to; one number: a square.
+        flips: for each crop whether to mirror it left to right; None: none.
+        interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
+            "nearest".
+        entries: the entry points of each image, as `feedrate.kernel.scan` finds them; None, or b"" for one:
+            a GPU needs them, so that they are found first, by a pass of the CPU over the file.
+        image_index: for each crop the number of its image, from 0; an image of several crops is decoded once.
+            `crops` and `flips` are then as long as this. None: one crop per image.
+        device: "cuda", "cuda:1", a torch.device, or "cpu".
+        on_error: "raise": an image that cannot be decoded is an error. "status": return `(pixels, statuses)`;
+            each status has a `status` and a `reason`, and the pixels of those that are not "ok" are zero.
+
+    Raises:
+        UsageError: an image cannot be decoded, a crop is not inside of its image, or the arguments make no
+            sense.
+        NotFound: there is no such file.
+        StorageError: a file cannot be read.
+        GpuError: nothing can be decoded on that GPU; the message says why.
+    """
+    if on_error not in ("raise", "status"):
+        raise UsageError(f'on_error must be "raise" or "status", got {on_error!r}')
+    wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index)
+    place = parse_device(device)
+    opened = None if place is None else _open(place)
+    sources = _read(wanted, is_for_gpu=opened is not None, raises=on_error == "raise")
+    if sources.faults and on_error == "raise":
+        number = min(sources.faults)
+        raise UsageError(f"{_name(number, wanted)} cannot be decoded: {sources.faults[number].reason}")
+    pixels, report = (
+        _decode_here(wanted, sources) if opened is None else _decode_there(opened, wanted, sources)
+    )
+    found = [_say(i, report, wanted, sources) for i in range(len(report.statuses))]
+    if on_error == "status":
+        return pixels, found
+    for i, one in enumerate(found):
+        if one.status != "ok":
+            raise _make_error(i, one, wanted, sources)
+    return pixels
+
+
+@dataclass(slots=True)
+class _Sources:
+    """The images as they were read.
+
+    Attributes:
+        boxes: of all crops.
+        entries: b"": none.
+        faults: images that cannot be read or measured, and why.
+    """
+
+    data: list[bytes]
+    entries: list[bytes]
+    crcs: U32
+    boxes: Any
+    faults: dict[int, CropStatus]
+
+
+def _read(wanted: Wanted, *, is_for_gpu: bool, raises: bool) -> _Sources:
+    """Read the images, and find sizes and entry points that nobody gave."""
+    count = len(wanted.images)
+    sources = _Sources(
+        [b""] * count, [bytes(one or b"") for one in wanted.entries or [b""] * count],
+        np.zeros(count, np.uint32), wanted.crops.boxes.copy(), {},
+    )  # fmt: skip
+
+    def read(i: int) -> None:
+        try:
+            data = read_source(wanted.images[i])[1]
+            if not wanted.has_boxes:
+                sources.boxes[wanted.crops.image == i] = (0, 0, *_measure(data))
+        except (NotFound, StorageError) as error:
+            if raises:
+                raise type(error)(f"image {i}: {error.message}", hint=error.hint) from error
+            sources.faults[i] = CropStatus("unreadable", error.message)
+            return
+        except ValueError as error:
+            sources.faults[i] = CropStatus("corrupt", str(error))
+            return
+        sources.data[i] = data
+        if is_for_gpu:
+            sources.entries[i] = sources.entries[i] or kernel.find_entry_points(data, BYTES_PER_ENTRY)
+            sources.crcs[i] = kernel.crc32c(data)
+
+    used = np.unique(wanted.crops.image).tolist()
+    if len(used) == 1:
+        read(used[0])
+    else:
+        _find_pool().map(read, used)
+    return sources
+
+
+def _measure(data: bytes) -> tuple[int, int]:
+    width, height = kernel.measure(data)[:2]
+    if width * height > pillow.most_pixels():
+        raise ValueError(pillow.say_too_large(width, height))
+    return width, height
+
+
+def _decode_here(wanted: Wanted, sources: _Sources) -> tuple[Any, DecodeReport]:
+    crops = wanted.crops._replace(boxes=sources.boxes)
+    out = np.empty((len(crops.image), *wanted.size, 3), np.uint8)
+    report = kernel.decode_crops(sources.data, sources.entries, crops, out, _find_pool())
+    return (to_torch(out, Kind.IMAGE) if choose_output(None) == "torch" else out), report
+
+
+def _decode_there(
+    opened: tuple[Transfer, GpuDecoder], wanted: Wanted, sources: _Sources
+) -> tuple[Any, DecodeReport]:
+    import torch
+
+    placement, decoder = opened
+    crops, size = wanted.crops._replace(boxes=sources.boxes), (*wanted.size, 3)
+
+    def lend(count: int) -> U8:
+        pinned = placement.lend((count, *size))
+        assert pinned is not None
+        return pinned
+
+    with torch.cuda.device(placement.device):
+        request = _Request(sources, crops, size, lend, _find_pool())
+        parts = list(_split([len(one) for one in sources.data], crops.image))
+        if len(parts) == 1:
+            pixels, report = decoder.decode(request, in_turns=True)
+        else:
+            pixels, report = _decode_parts(decoder, request, parts)
+        if isinstance(pixels, DevicePixels):
+            stream = torch.cuda.current_stream(placement.device)
+            stream.wait_event(placement.stream.record_event())
+            pixels.tensor.record_stream(stream)
+            tensor = pixels.tensor
+        else:
+            pinned = find_pinned(pixels)
+            tensor = (torch.from_numpy(pixels) if pinned is None else pinned).to(
+                placement.device, non_blocking=True
+            )
+    return tensor.permute(0, 3, 1, 2), report
+
+
+def _split(sizes: Sequence[int], image: I32) -> Iterator[I64]:
+    """Yield crops, those of an image together, of so many bytes of files as are planned at once."""
+    order = np.argsort(image, kind="stable")
+    is_first = np.diff(image[order], prepend=-1) > 0
+    ends, start = np.cumsum(np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)), 0
+    while start < len(order):
+        limit = (int(ends[start - 1]) if start else 0) + MOST_READ_BYTES
+        stop = max(int(np.searchsorted(ends, limit, "right")), start + 1)
+        stop = min(stop, start + kernels.MAX_IMAGES)
+        yield order[start:stop]
+        start = stop
+
+
+def _decode_parts(
+    decoder: GpuDecoder, request: _Request, parts: Sequence[I64]
+) -> tuple[DevicePixels, DecodeReport]:
+    import torch
+
+    tally = Tally(len(request))
+    with torch.cuda.stream(decoder.stream):
+        out = torch.empty((len(request), *request.size), dtype=torch.uint8, device=decoder.device)
+    for at in parts:
+        pixels, report = decoder.decode(replace(request, crops=request.crops.take(at)), in_turns=True)
+        tally.add(report, at=at)
+        put_samples(pixels, at, out, decoder.stream)
+    return DevicePixels(out, decoder.stream), tally.report()
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the GPU decoder is asked for (gpu_decode.Request)."""
+
+    sources: _Sources
+    crops: Crops
+    size: tuple[int, int, int]
+    lend: Callable[[int], U8]
+    pool: kernel.Pool
+
+    def __len__(self) -> int:
+        return len(self.crops.image)
+
+    def choose(self, share: float) -> tuple[I64, Counter[str]]:
+        del share  # all that is possible
+        has_entries = np.array([len(one) > 0 for one in self.sources.entries])
+        chosen = np.flatnonzero(has_entries[self.crops.image])
+        return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
+
+    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+        crops, used = self.crops, set(self.crops.image[chosen].tolist())
+        data, starts = _join([one if i in used else b"" for i, one in enumerate(self.sources.data)])
+        packed, entry_starts = _join(
+            [one if i in used else b"" for i, one in enumerate(self.sources.entries)]
+        )
+        boxes = np.zeros_like(crops.boxes)  # others have no box, and so are not taken
+        boxes[chosen] = crops.boxes[chosen]
+        taken = plan.look(
+            data, starts, self.sources.crcs, packed, entry_starts,
+            boxes=boxes, flips=crops.flips, filters=crops.filters, file_of=crops.image,
+            size=self.size[:2], most_memory=most_memory, pool=self.pool,
+        )  # fmt: skip
+        return Planned(data, taken, 0)
+
+    def decode(self, at: I64) -> tuple[U8, DecodeReport]:
+        out = self.lend(len(at))
+        sources = self.sources
+        return out, kernel.decode_crops(sources.data, sources.entries, self.crops.take(at), out, self.pool)
+
+
+def _join(parts: Sequence[bytes]) -> tuple[U8, I64]:
+    """Return parts one behind the other, and where each begins."""
+    starts = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=starts[1:])
+    return np.frombuffer(b"".join(parts), np.uint8), starts
+
+
+def _say(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> CropStatus:
+    fault = sources.faults.get(int(wanted.crops.image[i]))
+    if fault is not None:
+        return fault
+    status = Status(report.statuses[i])
+    if status is Status.OK:
+        return CropStatus("ok", "")
+    return CropStatus(status.name.lower(), report.reasons.get(i) or explain_status(status))
+
+
+def _make_error(i: int, found: CropStatus, wanted: Wanted, sources: _Sources) -> FeedrateError:
+    name = _name(int(wanted.crops.image[i]), wanted)
+    if found.status == "bad_box":
+        return UsageError(f"crop {i}, {tuple(sources.boxes[i].tolist())}, of {name}: {found.reason}")
+    return UsageError(f"{name} cannot be decoded: {found.reason}")
+
+
+def _name(number: int, wanted: Wanted) -> str:
+    source = wanted.images[number]
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return f"image {number} ({len(source)} bytes)"
+    return f"image {number} ({os.fspath(source)})"
+
+
+_lock = threading.Lock()
+# By process and device: a child process made by fork has none of its parent's.
+_opened: dict[tuple[int, int | None], tuple[Transfer, GpuDecoder]] = {}
+
+
+def _open(device: Any) -> tuple[Transfer, GpuDecoder]:
+    """Return the GPU decoder of a device, its kernels compiled the first time.
+
+    Raises:
+        GpuError: nothing can be decoded there; with the reason.
+    """
+    import torch
+
+    index = device.index
+    if index is None and torch.cuda.is_available() and not torch.cuda._is_in_bad_fork():
+        index = torch.cuda.current_device()
+    key = (os.getpid(), index)
+    with _lock:
+        if key not in _opened:
+            reason = why_not(index, kernels.source(), kernels.COMPILE_OPTIONS)
+            if reason is not None:
+                raise GpuError(
+                    f"device='{device}' cannot decode images: {reason}",
+                    hint='device="cpu" gives the same pixels',
+                )
+            placement = choose_placement(device, "torch", prefetch=1, is_plain=True)
+            assert isinstance(placement, Transfer)
+            decoder = open_decoder(placement, Meter(), is_asked_for=True, is_loading=False)
+            assert decoder is not None
+            _opened[key] = (placement, decoder)
+        return _opened[key]
+
+
+@lru_cache(maxsize=1)
+def _find_pool() -> kernel.Pool:
+    """Return the threads of all calls; they start with the first."""
+    pool = kernel.Pool(count_rank_cores(1))
+    atexit.register(pool.close)
+    return pool

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels
     from feedrate.loader.device.gpu_decode import GpuDecoder
     from feedrate.loader.device.gpu_tier import GpuTier
-    from feedrate.loader.device.share import ShareController
     from feedrate.loader.loader import Loader
+    from feedrate.loader.threads import ShareController
 
 # Of an epoch's samples, so many may be skipped: more is no longer the dataset that training was meant for.
 MOST_SKIPPED = 0.1

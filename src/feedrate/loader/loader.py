@@ -29,8 +29,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import I64
 from feedrate.loader.batch import Assembler, Batch, Ring, choose_prefetch
 from feedrate.loader.cache import Cache
-from feedrate.loader.device.options import check_finish
-from feedrate.loader.device.share import ShareController
+from feedrate.loader.device.finish import check_finish
 from feedrate.loader.device.transfer import Transfer, check_device, choose_placement
 from feedrate.loader.geometry import CropSampler
 from feedrate.loader.image import ImageOp, RandomCrop, View
@@ -62,19 +61,20 @@ from feedrate.loader.order import (
     fingerprint,
     members,
 )
+from feedrate.loader.packs import open_pack
 from feedrate.loader.pipeline import Feed, Meter
 from feedrate.loader.ranks import Rank, Ranks, Shares
 from feedrate.loader.results import LoaderStats
-from feedrate.loader.threads import ThreadController
+from feedrate.loader.threads import ShareController, ThreadController
 from feedrate.loader.values import choose_output, make_collate
 from feedrate.machine.cpu import count_rank_cores, find_near_cores
-from feedrate.remote.pack import RemotePack, open_pack
+from feedrate.remote.pack import RemotePack
 from feedrate.remote.prefetch import Ahead
 
 if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels
     from feedrate.loader.device.gpu_decode import GpuDecoder
-    from feedrate.loader.device.stored_pixels import StoredPixels
+    from feedrate.loader.device.gpu_tier import StoredPixels
 
 log = logging.getLogger("feedrate")
 
@@ -403,15 +403,16 @@ class Loader:
                 slots = shares.slots(step)
                 positions = subset.positions(order.indices(slots))
             with contextlib.ExitStack() as held:
+                maker = assembler
                 if ahead is not None:
                     with meter.stage("fetch"):
-                        held.enter_context(ahead.batch(step))
+                        maker = replace(assembler, pack=held.enter_context(ahead.batch(step)))
                 held.enter_context(placement.guard())
                 # What is decoded there takes memory there, so that it waits before it begins.
                 is_early = stored is not None or (gpu is not None and gpu.share > 0)
                 if is_early:
                     wait(step)
-                batch = assembler.make(epoch, positions, slots if repeats else None)
+                batch = maker.make(epoch, positions, slots if repeats else None)
                 if not batch.samples:
                     return batch
                 if not is_early:
@@ -466,8 +467,7 @@ class Loader:
 
     def _open_stored(self, gpu: GpuDecoder) -> StoredPixels:
         """Return what keeps images on the device of an iteration that begins now; what is there stays."""
-        from feedrate.loader.device.gpu_tier import GpuTier
-        from feedrate.loader.device.stored_pixels import StoredPixels
+        from feedrate.loader.device.gpu_tier import GpuTier, StoredPixels
 
         assert self._cache is not None
         assert self._cache.gpu is not None

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many cores may this process really use?
+"""The control groups above a process: where limits and counters of version 1 and 2 are found.
+
+How many cores may this process really use?
 
 Which cores are for one rank: its part of those that the ranks of a node share, near its GPU.
 """
@@ -9,10 +11,88 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from feedrate.machine.cgroup import PROC, ROOT, read_cpuset, walk_groups
+PROC = Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+
+
+def walk_groups(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of every group above a process, the leaf first.
+
+    In a Slurm job the leaf says "unlimited"; the step or the job above it has the limit.
+    """
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            # Beside version 1, systemd mounts an empty version 2 in a folder of its own.
+            for top in (root, root / "unified"):
+                yield from ((2, folder) for folder in _upwards(top, path))
+        elif controller in controllers.split(","):
+            named = root / controllers
+            top = named if named.is_dir() else root / controller
+            yield from ((1, folder) for folder in _upwards(top, path))
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    folder = root / path.lstrip("/")
+    return [f for f in (folder, *folder.parents) if f == root or root in f.parents]
+
+
+class CpuThrottling(NamedTuple):
+    """How often, and for how long in all, the CPU quota stopped a group."""
+
+    times: int
+    seconds: float
+
+
+def find_throttled_folder(proc: Path = PROC, root: Path = ROOT) -> Path | None:
+    """Return the group, counted from the leaf, that has a CPU quota and counts how often it bites."""
+    for version, folder in walk_groups("cpu", proc, root):
+        name = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
+        try:
+            text = (folder / name).read_text().split()[0]
+        except (OSError, IndexError):
+            continue
+        if text not in ("max", "-1") and read_throttling(folder) is not None:
+            return folder
+    return None
+
+
+def read_throttling(folder: Path) -> CpuThrottling | None:
+    values = read_numbers(folder / "cpu.stat", ("nr_throttled ", "throttled_usec ", "throttled_time "))
+    times = values.get("nr_throttled ")
+    if times is None:
+        return None
+    microseconds = values.get("throttled_usec ", values.get("throttled_time ", 0) / 1000)
+    return CpuThrottling(times, microseconds / 1e6)
+
+
+def read_numbers(path: Path, names: tuple[str, ...]) -> dict[str, int]:
+    try:
+        text = path.read_text()
+    except OSError:
+        return {}
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if f"{name} " in names:
+            found[f"{name} "] = int(value)
+    return found
+
+
+def read_cpuset() -> frozenset[int]:
+    """Return the cores that affinity (and with it every cpuset above) allows this process."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        return frozenset(range(os.cpu_count() or 1))
 
 
 def count_usable_cores() -> int:

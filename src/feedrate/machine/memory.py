@@ -13,9 +13,96 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from feedrate.errors import need
-from feedrate.machine.cgroup import PROC, ROOT, MemoryGroup, find_limited_groups, find_memory_group
+from feedrate.machine.cpu import PROC, ROOT, read_numbers, walk_groups
+
+NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
+
+
+class MemoryUse(NamedTuple):
+    """Of one group: what is used (page cache included), the limit, the page cache that can be given back."""
+
+    used_bytes: int
+    limit_bytes: int
+    cache_bytes: int | None
+
+
+class MemoryGroup(NamedTuple):
+    """The group with the tightest limit; its files are read again and again."""
+
+    version: int
+    folder: Path
+    limit_bytes: int
+
+    def read(self) -> MemoryUse | None:
+        used = self.read_used()
+        return None if used is None else MemoryUse(used, self.limit_bytes, self._read_cache())
+
+    def read_used(self) -> int | None:
+        name = "memory.current" if self.version == 2 else "memory.usage_in_bytes"
+        try:
+            return int((self.folder / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def read_file_pages(self) -> tuple[int, int]:
+        """Return the page cache that can be dropped, and how much of it must be written to disk before that.
+
+        Counted by the lists that it is reclaimed from: memory of /dev/shm and locked pages are on others.
+        """
+        pages = (
+            ("inactive_file ", "active_file ")
+            if self.version == 2
+            else ("total_inactive_file ", "total_active_file ")
+        )
+        unwritten = (
+            ("file_dirty ", "file_writeback ") if self.version == 2 else ("total_dirty ", "total_writeback ")
+        )
+        found = read_numbers(self.folder / "memory.stat", (*pages, *unwritten))
+        droppable = sum(found.get(name, 0) for name in pages)
+        return droppable, min(droppable, sum(found.get(name, 0) for name in unwritten))
+
+    def _read_cache(self) -> int | None:
+        # Pages of /dev/shm count as "file" and as "cache" too, and cannot be given back.
+        names = ("file ", "shmem ") if self.version == 2 else ("total_cache ", "total_shmem ")
+        values = read_numbers(self.folder / "memory.stat", names)
+        cache, shared = values.get(names[0]), values.get(names[1])
+        return None if cache is None else max(0, cache - (shared or 0))
+
+
+def find_limited_groups(proc: Path = PROC, root: Path = ROOT) -> list[MemoryGroup]:
+    """Return every group above a process that has a memory limit, the leaf first.
+
+    A group above the tightest one may be shared with others, and be nearer to its limit.
+    """
+    groups = []
+    for version, folder in walk_groups("memory", proc, root):
+        # Past memory.high a group is slowed down and its memory reclaimed: a limit too.
+        names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+        limit = min(_read_limit(folder / name) for name in names)
+        if limit < NO_LIMIT_BYTES:
+            groups.append(MemoryGroup(version, folder, limit))
+    return groups
+
+
+def find_memory_group(proc: Path = PROC, root: Path = ROOT) -> MemoryGroup | None:
+    """Return the tightest memory limit above a process; None when nothing limits it."""
+    best: MemoryGroup | None = None
+    for version, folder in walk_groups("memory", proc, root):
+        limit = _read_limit(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
+        if limit < (NO_LIMIT_BYTES if best is None else best.limit_bytes):
+            best = MemoryGroup(version, folder, limit)
+    return best
+
+
+def _read_limit(path: Path) -> int:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return NO_LIMIT_BYTES
+    return int(text) if text.isdigit() else NO_LIMIT_BYTES
 
 
 def count_usable_memory_bytes() -> int:

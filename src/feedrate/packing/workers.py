@@ -18,11 +18,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from feedrate.errors import FeedrateError
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.one_ahead import one_ahead
+from feedrate.progress import Tick
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -87,6 +88,35 @@ def count_threads() -> int:
 def advance(samples: int, size_bytes: int) -> None:
     """Count finished work; called by tasks, often. Raises `Stopped` when the work is no longer wanted."""
     _counter.add(samples, size_bytes)
+
+
+class SizedTask(Protocol):
+    """A task that says how much it is about."""
+
+    @property
+    def samples(self) -> int: ...
+
+    @property
+    def source_bytes(self) -> int: ...
+
+
+def report_tasks(
+    phase: str,
+    tasks: Sequence[SizedTask],
+    missing: Sequence[SizedTask],
+    watch: Callable[[Tick], None],
+    unit: str = "sample",
+) -> Watch:
+    """Return what `run_tasks` is to tell of the `missing` ones of `tasks`; the others count as done."""
+    total, left = (sum(task.samples for task in some) for some in (tasks, missing))
+    total_bytes, left_bytes = (sum(task.source_bytes for task in some) for some in (tasks, missing))
+
+    def report(samples: int, size_bytes: int) -> None:
+        done, done_bytes = total - left + samples, total_bytes - left_bytes + size_bytes
+        watch(Tick(phase, done, total, done_bytes, total_bytes, unit))
+
+    report(0, 0)
+    return report
 
 
 def run_tasks(

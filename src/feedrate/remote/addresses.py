@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, MissingExtra, NotFound, SourceError, StorageError, suggest_path
+from feedrate.files.tree import walk_paths
 from feedrate.units import printable
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*(://|::)", re.IGNORECASE)
@@ -96,14 +97,10 @@ class Place:
         if self.is_remote:
             yield from self._walk_remote()
             return
-        top = os.fsencode(self.root)
-        for folder, folders, names in os.walk(top, onerror=_raise):
-            folders[:] = sorted(name for name in folders if not name.startswith(b"."))
-            for name in sorted(names):
-                path = os.path.join(folder, name)
-                if not name.startswith(b".") and os.path.isfile(path):
-                    info = os.stat(path)
-                    yield PlacedFile(os.path.relpath(path, top), info.st_size, info.st_mtime_ns)
+        for path, entry in walk_paths(os.fsencode(self.root), enters_links=False):
+            if not entry.name.startswith(b".") and entry.is_file():
+                info = entry.stat()
+                yield PlacedFile(path, info.st_size, info.st_mtime_ns)
 
     def open(self, file: bytes) -> BinaryIO:
         """Open a file for reading; it can be positioned."""
@@ -315,10 +312,6 @@ _VERSIONS = ("ETag", "etag", "Last-Modified", "generation", "version_id", "md5Ha
 def find_version(found: Mapping[str, Any]) -> str | None:
     """Return what tells versions of a file apart, of what a storage says about it; None: nothing does."""
     return next((f"{found[key]}" for key in _VERSIONS if found.get(key)), None)
-
-
-def _raise(error: OSError) -> None:
-    raise StorageError(f"cannot list {error.filename!r}: {error.strerror}") from error
 
 
 _CHUNK_BYTES = 4 << 20

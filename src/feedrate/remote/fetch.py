@@ -20,15 +20,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, PackError, StorageError
-from feedrate.files.atomic import explain_write_error
+from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.manifest import FILE_NAME, Manifest, parse_manifest
 from feedrate.remote.addresses import FileVersion, Place, PlacedFile
 from feedrate.remote.retry import EndsEarly, Outage, Retry, RetryPolicy
@@ -142,54 +138,6 @@ class RangeReader:
             future.cancel()
         if line is not None:
             line.close()
-
-
-# 32 MB on their way.
-CHUNK_BYTES, STREAMS = 4 << 20, 8
-
-
-def fetch(
-    place: Place, file: bytes, span: range, target: Path, told: Callable[[int], None] = lambda _: None
-) -> None:
-    """Bring the bytes of `span`, of one version of the file; what lies before them is a hole.
-
-    Errors of the source are tried again.
-
-    Args:
-        told: called in this thread with the number of bytes that have come; what it raises ends the fetch.
-
-    Raises:
-        StorageError: the source fails for too long, ends early, is changed meanwhile, or the disk is full.
-    """
-    reader = RangeReader(place, in_flight=STREAMS)
-    version, crc32c = FileVersion(place.address(file)), 0
-    waiting: deque[tuple[int, Future[bytes]]] = deque()
-    try:
-        with open(target, "wb", buffering=0) as out:
-
-            def put() -> None:
-                nonlocal crc32c
-                offset, future = waiting.popleft()
-                view = memoryview(data := future.result())
-                crc32c = kernel.crc32c(data, crc32c)
-                while view:
-                    view = view[os.pwrite(out.fileno(), view, offset + len(data) - len(view)) :]
-                told(len(data))
-
-            for offset in range(span.start, span.stop, CHUNK_BYTES):
-                piece = Piece(file, offset, min(CHUNK_BYTES, span.stop - offset))
-                waiting.append((offset, reader.read(piece, version)))
-                while len(waiting) >= STREAMS:
-                    put()
-            while waiting:
-                put()
-            version.confirm(span, crc32c, lambda *at: reader.read(Piece(file, *at), version).result())
-    except OSError as error:
-        if isinstance(error, FeedrateError):
-            raise
-        raise explain_write_error(error, target, len(span)) from error
-    finally:
-        reader.close()
 
 
 def find_patiently(
@@ -307,7 +255,7 @@ def _remove(fd: int, path: str) -> None:
 
 
 def or_nothing(future: Future[bytes]) -> Future[bytes]:
-    """Return the same, but nothing where the file is gone or short: its place in the parcel stays zeros.
+    """Return the same, but nothing where the file is gone or short: its place stays zeros.
 
     For files of one sample each: the checksum then tells that the sample is damaged.
     """
@@ -336,7 +284,7 @@ class PendingFetch:
                 first.setdefault(piece, batch)
         self._pieces = sorted(first)
         self._longest = max((piece.length for piece in self._pieces), default=0)
-        self.parcel = FetchedBytes(self._pieces)
+        self.fetched = FetchedBytes(self._pieces)
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
@@ -374,7 +322,7 @@ class PendingFetch:
             try:
                 data = future.result()
                 for piece in inside:
-                    self.parcel.lay(piece, request, data)
+                    self.fetched.lay(piece, request, data)
             except CancelledError:
                 error = StorageError("reading was stopped")
             except BaseException as failure:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
+from feedrate.files.lock import lock_fd, locked_if_free
 from feedrate.format.manifest import ColumnPart, IndexPart, Shard
 from feedrate.remote.fetch import Piece, RangeReader
 
@@ -114,32 +115,22 @@ def origin(file: SmallFile | Shard) -> bytes:
 
 def sweep(folder: str) -> None:
     """Remove what processes left that were killed."""
-    import fcntl
-
-    try:
-        with os.scandir(folder) as entries:
-            found = [Path(e.path) for e in entries if e.name.startswith(PREFIX)]
-    except OSError:
-        return
-    for path in found:
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid != os.getuid() or path.is_symlink():
-                continue
-            fd = os.open(path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(fd)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            path = Path(folder, name)
+            with contextlib.suppress(OSError):
+                if not name.startswith(PREFIX) or path.is_symlink() or path.stat().st_uid != os.getuid():
+                    continue
+                with locked_if_free(path / LOCK) as is_free:
+                    if is_free:
+                        shutil.rmtree(path, ignore_errors=True)
 
 
 def _lock(folder: Path) -> int:
-    import fcntl
-
-    # It gets its name when it is locked: a folder with an unlocked lock is nobody's.
+    # The file gets its name when it is locked: other processes remove a folder whose lock nobody holds.
     aside = folder / ".lock"
     fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
+    lock_fd(fd)
     os.rename(aside, folder / LOCK)
     return fd
 

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a copy on scratch was found not to have as it should: that is read from the source from then on.
+"""A remote pack: bytes come from its copy on scratch where they are there and good, else from the source.
 
-A pack whose index lies elsewhere: parts of it come when first needed, and again when they are damaged.
-
-A pack that lies elsewhere: bytes come from scratch where they landed and are good, else from the source.
-
-The kernel reads files by number. Shards have the numbers that they have in any pack, and lie on scratch; what
-was fetched lies in a parcel, whose number comes behind all others. `find_values` says per sample which it is.
+The kernel reads files by number. Shards have the numbers that they have in any pack, and are files of the
+copy; what was fetched is one more file, whose number comes behind all others. `find_values` says per sample
+which it is. Parts of the index come when they are first needed, and again when they are damaged.
 """
 
 from __future__ import annotations
@@ -15,11 +12,11 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,24 +25,18 @@ from feedrate import kernel
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
-from feedrate.format.manifest import (
-    FILE_NAME,
-    ColumnPart,
-    IndexPart,
-    Manifest,
-    Shard,
-    file_path,
-    read_manifest,
-)
+from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, file_path
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.remote.addresses import Place, is_url
+from feedrate.remote import sources
+from feedrate.remote.addresses import Place, is_address, is_url
 from feedrate.remote.fetch import (
     IN_FLIGHT,
     FetchedBytes,
     PendingFetch,
     Piece,
     RangeReader,
+    Supply,
     coalesce,
     fetch_manifest,
     or_nothing,
@@ -53,17 +44,6 @@ from feedrate.remote.fetch import (
 from feedrate.remote.index_files import IndexFolder, origin
 from feedrate.remote.results import FetchStats
 from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
-from feedrate.remote.sources import (
-    MultiSourceReader,
-    check_addresses,
-    check_sizes,
-    describe_change,
-    read_addresses,
-)
-
-if TYPE_CHECKING:
-    from feedrate.scratch.copy import Held
-    from feedrate.scratch.live import LiveCopy
 
 # What a copy that was deleted, cut short or overwritten looks like to the kernel.
 _LOST = (Status.UNREADABLE, Status.CUT_SHORT)
@@ -103,108 +83,38 @@ class DamagedSamples:
         return np.isin(positions, list(self._distrusted))
 
 
-class RemoteIndexPack(Pack):
-    """Reads a pack by way of an index folder that fills as it is used."""
-
-    def __init__(self, source: str, manifest: Manifest, index: IndexFolder) -> None:
-        self._index = index
-        self._renewing = threading.Lock()
-        self._renewed: set[str] = set()  # parts of the index that were brought twice
-        super().__init__(source, manifest)
-
-    def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
-        self._index.bring(self._index_of(positions))
-        rows, statuses = super()._read_rows(positions, wanted)
-        if statuses.any() and self.renew_index(positions[statuses != 0]):
-            rows, statuses = super()._read_rows(positions, wanted)
-        return rows, statuses
-
-    def _index_of(self, positions: I64) -> list[IndexPart]:
-        shards = np.unique(self.locate(positions)[0])
-        return [self.manifest.shards[i].index for i in shards.tolist()]
-
-    def renew_index(self, positions: I64) -> bool:
-        """Bring parts of the index again that are damaged here; False: they were brought again before."""
-        with self._renewing:
-            parts = [part for part in self._index_of(positions) if part.name not in self._renewed]
-            self._renewed.update(part.name for part in parts)
-        if parts:
-            log.warning("%s: files of its index are damaged or gone here; they are brought again", self.name)
-            self._index.bring([*parts, *self.manifest.parts], again=True)
-            self.files.close()
-        return bool(parts)
-
-    def _read_texts(self, column: str, positions: I64) -> tuple[list[bytes], Bools]:
-        self._index.bring(self._index_of(positions))
-        texts, is_good = super()._read_texts(column, positions)
-        if not is_good.all() and self.renew_index(positions[~is_good]):
-            texts, is_good = super()._read_texts(column, positions)
-        return texts, is_good
-
-    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        self._index.bring([shard.index])
-        return super()._stored_column(shard, name)
-
-    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
-        self._index.bring(shard.index for shard in self.manifest.shards)
-        return super().column(name)
-
-    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
-        self._index.bring(shard.index for shard in self.manifest.shards)
-        return super().all_texts(column, chunk)
-
-
 # Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
 IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
 
-def open_pack(
-    source: str | os.PathLike[str],
-    scratch: str | None = None,
-    patience: RetryPolicy | None = None,
-    allow_addresses: str | Sequence[str] = (),
-) -> Pack:
-    """Open a pack wherever it lies.
+class CopySupply(Supply, Protocol):
+    """Bytes from a copy that fills, for one fetch."""
 
-    Args:
-        scratch: "auto" or a folder: copy it there while it is read.
-        allow_addresses: where files may lie that a pack names which somebody else may have made.
-
-    Raises:
-        NotFound, StorageError: there is none, or nobody answers.
-        PackError: it is damaged, or names files of a host that is not allowed.
-    """
-    text, allowed = os.fspath(source), read_addresses(allow_addresses)
-    if not is_url(text) and scratch is None:
-        if any("feedrate" in way for way in (os.path.abspath(text), os.path.realpath(text))):
-            from feedrate.scratch.copy import hold
-
-            held = hold(text)
-            if held is not None:
-                return HeldPack(text, held)
-        manifest = read_manifest(text)
-        if not any(shard.is_elsewhere for shard in manifest.shards):
-            return Pack(text, manifest)
-    return RemotePack(text, scratch, patience, allow_addresses=allowed)
+    def is_needed(self, piece: Piece) -> bool:
+        """Return whether a piece must be fetched: files that are whole are read where they are."""
+        ...
 
 
-class HeldPack(Pack):
-    """A pack in a copy on scratch: it stays there while it is read, and nobody can replace it."""
+class FillingCopy(Protocol):
+    """The pack's copy on this machine, which fills while the pack is read: `scratch.live.LiveCopy`."""
 
-    def __init__(self, path: str, held: Held) -> None:
-        self._held_path = held.path
-        super().__init__(path, read_manifest(held.path))
-        self.lease = held
-        weakref.finalize(self, held.release)
+    def locate(self, shard: Shard) -> Path | None: ...
 
-    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
-        return file_path(self._held_path, file)
+    def find_small(self, file: IndexPart | ColumnPart) -> Path | None: ...
 
-    def reopen(self) -> Pack:
-        return open_pack(self.path)
+    def landed(self) -> npt.NDArray[np.bool_]: ...
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open_pack, (self.path,)
+    @property
+    def landed_bytes(self) -> int: ...
+
+    def supply(self, *, may_wait: bool, spoilt: frozenset[Piece]) -> CopySupply: ...
+
+    def let_flow(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+OpenCopy = Callable[[Manifest, RangeReader], FillingCopy | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,40 +147,54 @@ class _Direct:
         return coalesce(pieces)
 
 
-class RemotePack(RemoteIndexPack):
-    """A pack behind an address, or one that is being copied to scratch. Safe to use from any thread."""
+class FetchedFiles(kernel.Files):
+    """The files of a pack, and behind them what was fetched, which lives as long as they do."""
+
+    def __init__(self, pack: Pack, fetched: FetchedBytes) -> None:
+        super().__init__([*pack.files.paths, fetched.path])
+        self.fetched = fetched
+
+
+class RemotePack(Pack):
+    """A pack behind an address, or one that is being copied to scratch. Safe to use from any thread.
+
+    Args:
+        open_copy: opens the copy that the pack is read from as far as that has come; None: there is none.
+    """
 
     def __init__(
         self,
         source: str,
-        scratch: str | None = None,
+        open_copy: OpenCopy | None = None,
         patience: RetryPolicy | None = None,
         in_flight: int = IN_FLIGHT,
         allow_addresses: tuple[str, ...] = (),
     ) -> None:
-        self.source, self._scratch, self._patience = source, scratch, patience
-        self.allow_addresses = allow_addresses
-        self._local = threading.local()
-        self._lock = threading.Lock()  # of the counts
+        self.source = source
+        self._arguments = source, open_copy, patience, in_flight, allow_addresses
+        self._lock = threading.Lock()  # of the counts, and of what was brought or asked for twice
         self._counts = {"from_scratch": 0, "from_source": 0}
-        self.reader = MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
+        self._renewed: set[str] = set()  # parts of the index that were brought twice
+        self._asked_again: set[int] = set()  # samples that came from the source a second time
+        self._fetched: tuple[BatchBytes, FetchedFiles] | None = None  # see `holding`
+        self.reader = sources.MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
         self._direct = _Direct(self.reader)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
             manifest = self._read_manifest()
-            check_addresses(source, manifest, allow_addresses)
-            index = IndexFolder(source, self.reader)
+            sources.check_addresses(source, manifest, allow_addresses)
+            self._index = index = IndexFolder(source, self.reader)
             closing.append(index.close)
-            self.landing = self._begin_landing(manifest)
-            if self.landing is not None:
-                closing.append(self.landing.close)
-                index.find_copy = self.landing.find_small
+            self.copy = None if open_copy is None else open_copy(manifest, self.reader)
+            if self.copy is not None:
+                closing.append(self.copy.close)
+                index.find_copy = self.copy.find_small
             elif not is_url(source):
-                index.find_copy = self._find_here
+                index.find_copy = lambda file: Path(os.path.abspath(file_path(source, file)))
             self._is_here = np.array([self._lies_here(shard) for shard in manifest.shards], np.bool_)
-            self._doubts = DamagedSamples(source, len(manifest.shards))
-            super().__init__(source, manifest, index)
+            self._damaged = DamagedSamples(source, len(manifest.shards))
+            super().__init__(source, manifest)
             index.bring(manifest.parts)
         except BaseException:
             self._finalizer()
@@ -280,13 +204,6 @@ class RemotePack(RemoteIndexPack):
         # A value that is a file of its own is as long as its file, whatever that is.
         sizes = [2**48 if shard.container == FILES else shard.size_bytes for shard in manifest.shards]
         self._shard_bytes = np.array(sizes, np.int64)
-
-    def _begin_landing(self, manifest: Manifest) -> LiveCopy | None:
-        if self._scratch is None:
-            return None
-        from feedrate.scratch.live import LiveCopy
-
-        return LiveCopy.begin(self.source, self._scratch, manifest, self.reader, self.allow_addresses)
 
     def _read_manifest(self) -> Manifest:
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
@@ -299,12 +216,22 @@ class RemotePack(RemoteIndexPack):
                 hint="a pack is what 'feedrate pack' makes",
             ) from None
 
+    def reopen(self) -> Pack:
+        return RemotePack(*self._arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemotePack, self._arguments
+
+    def close(self) -> None:
+        super().close()
+        self._finalizer()
+
     # What differs from a pack of this machine: where files lie.
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         if not isinstance(file, Shard):
             return self._index.locate(file)
-        if self.landing is not None and (there := self.landing.locate(file)) is not None:
+        if self.copy is not None and (there := self.copy.locate(file)) is not None:
             return there
         if self._lies_here(file):
             return file_path(self.source, file)
@@ -313,69 +240,99 @@ class RemotePack(RemoteIndexPack):
 
     def _lies_here(self, shard: Shard) -> bool:
         """Return whether a shard is read where it is: a pack of this machine may name others elsewhere."""
-        is_here = self.landing is None and not is_url(self.source) and not shard.is_elsewhere
+        is_here = self.copy is None and not is_url(self.source) and not is_address(shard.folder)
         return is_here and shard.container != FILES
-
-    def _find_here(self, file: IndexPart | ColumnPart) -> Path:
-        return Path(os.path.abspath(file_path(self.source, file)))
 
     def _check_in_place(self) -> None:
         """Ask some of the files that were indexed elsewhere for their sizes: all would take long.
 
         Others, and those of a pack that lies there itself, are known by their checksums when they are read.
         """
-        if self.landing is not None:
+        if self.copy is not None:
             return
         if not is_url(self.source):
             super()._check_in_place()
-        check_sizes(self.reader, self.manifest.shards)
+        sources.check_sizes(self.reader, self.manifest.shards)
 
     def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
         if shard.container != RANGES or self._lies_here(shard) or row is None:
             return super()._say_change(shard, field, at, row)
         is_stored = f"{field}.crc32c" in (self._stored.names or ())
         span = (int(row[f"{field}.offset"]), int(row[f"{field}.length"])) if is_stored else (0, 0)
-        return describe_change(self.reader, shard, *span, int(row[f"{field}.crc32c"]) if is_stored else 0)
+        crc32c = int(row[f"{field}.crc32c"]) if is_stored else 0
+        return sources.describe_change(self.reader, shard, *span, crc32c)
 
     def _check_referred(self) -> None:
-        if self.landing is None and not is_url(self.source):
+        if self.copy is None and not is_url(self.source):
             super()._check_referred()
 
-    def reopen(self) -> Pack:
-        return open_pack(self.source, self._scratch, self._patience, self.allow_addresses)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return open_pack, (self.source, self._scratch, self._patience, self.allow_addresses)
-
-    def close(self) -> None:
-        super().close()
-        self._finalizer()
+    # The index, which comes part by part.
 
     def rows(self, positions: I64, wanted: Collection[str] | None = None) -> tuple[Rows, I32]:
-        held = self._held()
-        if held is not None and np.array_equal(held[0].positions, positions):
-            return held[0].rows, held[0].statuses
+        if self._fetched is not None and np.array_equal(self._fetched[0].positions, positions):
+            return self._fetched[0].rows, self._fetched[0].statuses
         return super().rows(positions, wanted)
+
+    def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
+        self._index.bring(self._index_of(positions))
+        rows, statuses = super()._read_rows(positions, wanted)
+        if statuses.any() and self._renew_index(positions[statuses != 0]):
+            rows, statuses = super()._read_rows(positions, wanted)
+        return rows, statuses
+
+    def _read_texts(self, column: str, positions: I64) -> tuple[list[bytes], Bools]:
+        self._index.bring(self._index_of(positions))
+        texts, is_good = super()._read_texts(column, positions)
+        if not is_good.all() and self._renew_index(positions[~is_good]):
+            texts, is_good = super()._read_texts(column, positions)
+        return texts, is_good
+
+    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        self._index.bring([shard.index])
+        return super()._stored_column(shard, name)
+
+    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        self._index.bring(shard.index for shard in self.manifest.shards)
+        return super().column(name)
+
+    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
+        self._index.bring(shard.index for shard in self.manifest.shards)
+        return super().all_texts(column, chunk)
+
+    def _index_of(self, positions: I64) -> Iterable[IndexPart]:
+        shards = np.unique(self.locate(positions)[0])
+        return [self.manifest.shards[i].index for i in shards.tolist()]
+
+    def _renew_index(self, positions: I64) -> bool:
+        """Bring parts of the index again that are damaged here; False: they were brought again before."""
+        with self._lock:
+            parts = [part for part in self._index_of(positions) if part.name not in self._renewed]
+            self._renewed.update(part.name for part in parts)
+        if parts:
+            log.warning("%s: files of its index are damaged or gone here; they are brought again", self.name)
+            self._index.bring([*parts, *self.manifest.parts], again=True)
+            self.files.close()
+        return bool(parts)
 
     # The bytes.
 
     def look_up(self, positions: I64, fields: Sequence[str], is_kept: IsKept | None = None) -> BatchBytes:
         """Return what a batch of these samples needs that is not on scratch, nor kept in a cache."""
         rows, statuses = self.rows(positions, fields)
-        good = statuses == 0
+        good = positions[statuses == 0]
         pieces: list[Piece] = []
         spoilt: set[Piece] = set()
         for field in fields:
             found = self.manifest.field(field)
             if found is not None and found.kind is not Kind.NUMBER:
-                values = self.ranges(field, rows[good], positions[good])
-                far = self._is_far(values, positions[good]) & self._is_possible(values, positions[good])
+                values = self.ranges(field, rows[statuses == 0], good)
+                far = self._is_far(values, good) & self._is_possible(values, good)
                 if is_kept is not None:
-                    far &= ~is_kept(field, positions[good])
-                found_pieces = self._pieces(field, values, positions[good], far)
+                    far &= ~is_kept(field, good)
+                found_pieces = self._pieces(field, values, good, far)
                 pieces += found_pieces
-                if self.landing is not None:
-                    has_landed = self.landing.landed()[self.locate(positions[good][far])[0]].tolist()
+                if self.copy is not None:
+                    has_landed = self.copy.landed()[self.locate(good[far])[0]].tolist()
                     spoilt |= {p for p, has in zip(found_pieces, has_landed, strict=True) if has}
         return BatchBytes(positions, rows, statuses, pieces, frozenset(spoilt))
 
@@ -383,9 +340,9 @@ class RemotePack(RemoteIndexPack):
         """Return which values must come from the source."""
         shards, _ = self.locate(positions)
         far: npt.NDArray[np.bool_] = (values.file < 2 * len(self.manifest.shards)) & ~self._is_here[shards]
-        if self.landing is not None:
-            far &= ~(self.landing.landed() & ~self._doubts.lost_shards)[shards]
-            far |= self._doubts.distrusts(positions)
+        if self.copy is not None:
+            far &= ~(self.copy.landed() & ~self._damaged.lost_shards)[shards]
+            far |= self._damaged.distrusts(positions)
         return far
 
     def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
@@ -413,35 +370,24 @@ class RemotePack(RemoteIndexPack):
         offsets, lengths = values.offset[at].tolist(), values.length[at].tolist()
         return [Piece(*one) for one in zip(names, offsets, lengths, strict=True)]
 
-    def let_flow(self) -> None:
-        """Let the pack flow to scratch, now that the first batch is there."""
-        if self.landing is not None:
-            self.landing.let_flow()
-
-    def deliver(self, batches: Sequence[BatchBytes], *, may_wait: bool = False) -> PendingFetch:
-        """Ask for what batches need. `may_wait`: for what is about to land on scratch."""
-        if self.landing is None:
+    def fetch(self, batches: Sequence[BatchBytes], *, may_wait: bool = False) -> PendingFetch:
+        """Ask for what batches need. `may_wait`: for what is about to be on scratch."""
+        if self.copy is None:
             return PendingFetch(self._direct, [batch.pieces for batch in batches])
         spoilt = frozenset().union(*(batch.spoilt for batch in batches))
-        supply = self.landing.supply(may_wait=may_wait, spoilt=spoilt)
-        # Some may have landed since these batches were looked up.
+        supply = self.copy.supply(may_wait=may_wait, spoilt=spoilt)
+        # Some files may have become whole since these batches were looked up.
         return PendingFetch(supply, [[p for p in batch.pieces if supply.is_needed(p)] for batch in batches])
 
-    def files_with(self, parcel: FetchedBytes) -> kernel.Files:
-        return _ParcelFiles([*self.files.paths, parcel.path], parcel)
-
     @contextlib.contextmanager
-    def holding(self, batch: BatchBytes, files: kernel.Files, parcel: FetchedBytes) -> Iterator[None]:
-        """In this thread, use what was fetched for a batch."""
-        self._local.held = (batch, files, parcel)
+    def holding(self, batch: BatchBytes, files: FetchedFiles) -> Iterator[RemotePack]:
+        """Yield this pack as who makes one batch should see it: with what was fetched for that batch."""
+        view = object.__new__(RemotePack)
+        vars(view).update(vars(self), _fetched=(batch, files), _asked_again=set())
         try:
-            yield
+            yield view
         finally:
-            self._local.held = None
-
-    def _held(self) -> tuple[BatchBytes, kernel.Files, FetchedBytes] | None:
-        held: tuple[BatchBytes, kernel.Files, FetchedBytes] | None = getattr(self._local, "held", None)
-        return held
+            view._fetched = None
 
     def find_values(
         self, field: str, rows: Rows, positions: I64, *, with_entries: bool = False
@@ -452,20 +398,21 @@ class RemotePack(RemoteIndexPack):
         if not is_possible.all():  # the kernel says what is wrong with such a place
             values = replace(values, offset=np.where(far & ~is_possible, -1, values.offset))
             far &= is_possible
-        self._count(from_scratch=0 if self.landing is None else int((~far).sum()), from_source=int(far.sum()))
+        with self._lock:
+            self._counts["from_scratch"] += 0 if self.copy is None else int((~far).sum())
+            self._counts["from_source"] += int(far.sum())
         if not far.any():
             return self.files, values, entries
         pieces = self._pieces(field, values, positions, far)
-        held = self._held()
-        if held is not None and all(piece in held[2].places for piece in pieces):
-            _, files, parcel = held
-        else:  # nobody looked ahead, or a copy on scratch was found spoilt since
-            delivery = PendingFetch(self._direct, [pieces])
-            delivery.wait()
-            parcel, files = delivery.parcel, self.files_with(delivery.parcel)
+        files = None if self._fetched is None else self._fetched[1]
+        if files is None or not all(piece in files.fetched.places for piece in pieces):
+            # Nothing was fetched ahead, or a copy on scratch was found damaged since.
+            pending = PendingFetch(self._direct, [pieces])
+            pending.wait()
+            files = FetchedFiles(self, pending.fetched)
         file, offset = values.file.copy(), values.offset.copy()
         file[far] = len(self.files)
-        offset[far] = [parcel.places[piece] for piece in pieces]
+        offset[far] = [files.fetched.places[piece] for piece in pieces]
         return files, replace(values, file=file, offset=offset), entries
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
@@ -474,30 +421,37 @@ class RemotePack(RemoteIndexPack):
         Raises:
             StorageError: what failed is the storage of this machine, not a sample.
         """
-        if not np.isin(statuses, SPOILT).any():
-            self._local.asked_again = set()
+        is_bad = np.isin(statuses, SPOILT)
+        if is_bad.any():
+            values = self.ranges(field, rows, positions)
+            is_bad &= self._is_possible(values, positions)
+        if not is_bad.any():
+            self._forget_asked(positions)
             return False
-        values = self.ranges(field, rows, positions)
-        bad = np.flatnonzero(np.isin(statuses, SPOILT) & self._is_possible(values, positions))
-        if not bad.size:
-            self._local.asked_again = set()
-            return False
+        bad = np.flatnonzero(is_bad)
         if (statuses == Status.BAD_ENTRIES).any():
-            self.renew_index(positions[statuses == Status.BAD_ENTRIES])
+            self._renew_index(positions[statuses == Status.BAD_ENTRIES])
         near = bad[~self._is_far(values, positions)[bad]]
-        if near.size and self.landing is not None:
-            self._doubts.add(self.locate(positions[near])[0], positions[near], statuses[near])
+        if near.size and self.copy is not None:
+            self._damaged.add(self.locate(positions[near])[0], positions[near], statuses[near])
             return True
         # A second time from the source: a proxy or a memory may have spoilt the first.
-        asked: set[int] = getattr(self._local, "asked_again", set())
-        fresh = set(positions[bad].tolist()) - asked
-        self._local.asked_again = asked | fresh if fresh else set()
-        self._local.held = None
-        if not fresh:
-            if self._is_loose[self.locate(positions[bad])[0]].any():
-                self._check_source()
-            super().turn_to_source(field, rows[near], positions[near], statuses[near])
-        return bool(fresh)
+        self._fetched = None
+        with self._lock:
+            fresh = set(positions[bad].tolist()) - self._asked_again
+            self._asked_again |= fresh
+        if fresh:
+            return True
+        self._forget_asked(positions)
+        if self._is_loose[self.locate(positions[bad])[0]].any():
+            self._check_source()
+        return super().turn_to_source(field, rows[near], positions[near], statuses[near])
+
+    def _forget_asked(self, positions: I64) -> None:
+        """A read is over: whoever reads these samples next may ask for them twice."""
+        if self._asked_again:
+            with self._lock:
+                self._asked_again.difference_update(positions.tolist())
 
     def _check_source(self) -> None:
         """Raise StorageError where the folder of single files is gone, and not only some of them."""
@@ -509,11 +463,6 @@ class RemotePack(RemoteIndexPack):
                 hint="when it is back, go on from the last state",
             ) from error
 
-    def _count(self, **counts: int) -> None:
-        with self._lock:
-            for name, count in counts.items():
-                self._counts[name] += count
-
     def fetch_stats(self) -> FetchStats:
         """Return what came from where so far."""
         readers = self.reader.readers()
@@ -524,8 +473,8 @@ class RemotePack(RemoteIndexPack):
             most_in_flight=max(reader.most_in_flight for reader in readers),
             values_from_scratch=self._counts["from_scratch"],
             values_from_source=self._counts["from_source"],
-            spoilt_on_scratch=self._doubts.count,
-            landed_bytes=0 if self.landing is None else self.landing.landed_bytes,
+            spoilt_on_scratch=self._damaged.count,
+            landed_bytes=0 if self.copy is None else self.copy.landed_bytes,
         )
 
 
@@ -534,11 +483,3 @@ def _close_all(closing: Sequence[Callable[[], object]], process: int) -> None:
     if os.getpid() == process:
         for close in closing:
             close()
-
-
-class _ParcelFiles(kernel.Files):
-    """Files of which the last is a parcel, which lives as long as they do."""
-
-    def __init__(self, paths: Sequence[str | os.PathLike[str]], parcel: FetchedBytes) -> None:
-        super().__init__(paths)
-        self.parcel = parcel

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.kernel import I64
 from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.remote.fetch import PendingFetch
-from feedrate.remote.pack import BatchBytes, IsKept, RemotePack
+from feedrate.remote.pack import BatchBytes, FetchedFiles, IsKept, RemotePack
 
 LARGEST_BUDGET_BYTES = 1 << 30
 SMALLEST_BUDGET_BYTES = 32 << 20
@@ -39,13 +38,9 @@ def choose_budget() -> int:
 class _Group:
     first: int
     batches: list[BatchBytes]
-    delivery: PendingFetch
-    files: kernel.Files
+    pending: PendingFetch
+    files: FetchedFiles
     unmade: set[int] = field(default_factory=set)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.delivery.parcel.size_bytes
 
 
 class Ahead:
@@ -89,19 +84,19 @@ class Ahead:
             groups, self._groups = self._groups, []
             self._changed.notify_all()
         for group in groups:
-            group.delivery.stop()
+            group.pending.stop()
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             # It may wait for a source that does not answer; then it ends when the pack is closed.
             self._thread.join(STOP_S)
 
     @contextmanager
-    def batch(self, step: int) -> Iterator[None]:
-        """While the batch is made, its bytes are there. Called once per step."""
+    def batch(self, step: int) -> Iterator[RemotePack]:
+        """Yield the pack to make a batch from, with what was fetched for it. Called once per step."""
         group = self._find(step)
         try:
-            group.delivery.wait(step - group.first)
-            with self._pack.holding(group.batches[step - group.first], group.files, group.delivery.parcel):
-                yield
+            group.pending.wait(step - group.first)
+            with self._pack.holding(group.batches[step - group.first], group.files) as pack:
+                yield pack
         finally:
             with self._changed:
                 group.unmade.discard(step)
@@ -143,13 +138,12 @@ class Ahead:
                 self._changed.wait()
             if self._stopped:
                 return self._steps
-        may_wait = self._follows_flow and first > 0
-        delivery = self._pack.deliver(batches, may_wait=may_wait)
-        files = self._pack.files_with(delivery.parcel)
-        group = _Group(first, batches, delivery, files, set(range(first, first + len(batches))))
+        pending = self._pack.fetch(batches, may_wait=self._follows_flow and first > 0)
+        files = FetchedFiles(self._pack, pending.fetched)
+        group = _Group(first, batches, pending, files, set(range(first, first + len(batches))))
         with self._changed:
             if self._stopped:
-                delivery.stop()
+                pending.stop()
                 return self._steps
             self._groups.append(group)
             self._planned = first + len(batches)
@@ -157,12 +151,15 @@ class Ahead:
         if first == 0:
             # The first batch has the line to itself; only then the rest may flow.
             with contextlib.suppress(FeedrateError):  # told to who waits for it
-                delivery.wait()
-            self._pack.let_flow()
+                pending.wait()
+            if self._pack.copy is not None:
+                self._pack.copy.let_flow()
         return self._planned
 
     def _has_room(self, size_bytes: int) -> bool:
-        return len(self._groups) < MOST_GROUPS and self._held_bytes() + size_bytes <= self._budget_bytes
+        return len(self._groups) < MOST_GROUPS and self.held_bytes + size_bytes <= self._budget_bytes
 
-    def _held_bytes(self) -> int:
-        return sum(group.size_bytes for group in self._groups)
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes lie ready or are on their way."""
+        return sum(group.files.fetched.size_bytes for group in self._groups)

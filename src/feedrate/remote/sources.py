@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
-from feedrate.files.permissions import user_name
+from feedrate.files.permissions import ROOT, find_distrust
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, parse_manifest
 from feedrate.format.pack import check_change
 from feedrate.remote.addresses import FileVersion, Place, is_address, is_url, split_source
@@ -170,8 +170,8 @@ def _find_distrust(pack: str, named: set[str]) -> str:
             stream = stack.enter_context(open(file, "rb"))
             for fd, name in ((folder, "it"), (file, f"its {FILE_NAME}")):
                 info = os.fstat(fd)
-                if info.st_uid not in (os.getuid(), 0):
-                    return f"{name} belongs to {user_name(info.st_uid)}"
+                if why := find_distrust(info, ROOT, forbidden=0):
+                    return f"{name} {why}"
                 if info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not _is_alone(info)):
                     return f"{_WRITABLE} {name}"
             there = parse_manifest(stream.read())
@@ -200,7 +200,7 @@ def check_sizes(reach: MultiSourceReader, shards: Sequence[Shard]) -> None:
         PackError: one has changed since it was indexed.
         NotFound, StorageError: one is not there, or nobody answers.
     """
-    named = {origin(shard): shard for shard in shards if shard.is_elsewhere}
+    named = {origin(shard): shard for shard in shards if is_address(shard.folder)}
     if not named:
         return
     some = list(named)[:: -(-len(named) // _LOOKED_AT)]

@@ -1,31 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate doctor` in a terminal: plain lines, one screen of them, the verdict first."""
+"""`feedrate doctor` in a terminal, as plain lines: one screen, the verdict first; with --full, all."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from feedrate.doctor.results import Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
+from feedrate.doctor.results import CONTENDED, Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
 from feedrate.errors import clean
-from feedrate.report.doctor_words import (
-    CONTENDED,
-    clamp,
-    describe_company,
-    describe_end,
-    describe_gain,
-    describe_overhead,
-    describe_reason,
-    describe_seconds,
-    describe_share,
-    describe_step,
-    describe_useless,
-    describe_verdict,
-    is_number,
-    list_setting,
-    part_remedies,
-)
+from feedrate.report import doctor_words as words
 from feedrate.report.lines import count_cells, cut, pad, wrap
+from feedrate.report.page import describe_machine
+from feedrate.units import format_count, is_number
 
 _WIDTH = 80
 _SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off
@@ -78,11 +65,11 @@ def draw_diagnosis(diagnosis: Diagnosis) -> str:
 
 def _code(remedies: Sequence[Remedy]) -> list[str]:
     """Return the lines to paste for the best remedy that has some."""
-    helping, _ = part_remedies(remedies)
+    helping, _ = words.part_remedies(remedies)
     one = next((one for one in helping if one.code), None)
     if one is None or one.code is None:
         return []
-    lines = ["", *_wrap(f"The code to {clean(one.title)}, {describe_gain(one)}:", lines=3), ""]
+    lines = ["", *_wrap(f"The code to {clean(one.title)}, {one.gain}:", lines=3), ""]
     if one.command:
         lines += [f"  $ {_shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
     lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
@@ -97,7 +84,7 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
 
 def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
     blocks = [
-        _wrap(describe_verdict(diagnosis), lines=3),
+        _wrap(words.verdict(diagnosis), lines=3),
         [
             *_step(diagnosis.run),
             *_shares(diagnosis.split, room),
@@ -110,7 +97,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
             *_warning(diagnosis.findings[1:]),
             *_others(diagnosis.findings, room.others),
             *_list("not seen", map(clean, diagnosis.run.unseen), room.unseen),
-            *_line("doctor", f"{describe_end(diagnosis.run)}; {describe_overhead(diagnosis)}"),
+            *_line("doctor", f"{words.end(diagnosis.run)}; {words.overhead(diagnosis)}"),
         ],
     ]
     lines: list[str] = []
@@ -123,7 +110,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
 def _step(run: RunFacts) -> list[str]:
     if not run.steps:
         return []
-    return _line("a step", _fit(f"{describe_step(run)} (", list_setting(run), ")"))
+    return _line("a step", _fit(f"{words.step(run)} (", words.list_setting(run), ")"))
 
 
 def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
@@ -145,14 +132,14 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
 
 def _share(one: TimeShare, width: int) -> str:
     room = _BAR - width
-    halves = round(2 * room * clamp(one.share))
+    halves = round(2 * room * words.clamp(one.share))
     bar, detail, idle = "█" * (halves // 2) + "▌" * (halves % 2), clean(one.detail), one.exposed_s_per_step
     if is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
-        exposed = round(len(bar) * clamp(idle / one.seconds_per_step))
-        bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {describe_seconds(idle)}"
+        exposed = round(len(bar) * words.clamp(idle / one.seconds_per_step))
+        bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {words.seconds(idle)}"
     name = f"  {_shorten(clean(one.name), width - 1)}"
-    time, share = describe_seconds(one.seconds_per_step), describe_share(one.share)
+    time, share = words.seconds(one.seconds_per_step), words.share(one.share)
     return f"{pad(name, width + 2)}{bar:<{room}}{time:>10}{share:>6}  {detail}".rstrip()
 
 
@@ -170,9 +157,9 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     for one in parts:
         kinds[one.kind] = kinds.get(one.kind, 0.0) + one.cpu_s + one.queue_s + one.blocked_s
     most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
-    words = [f"{clean(kind)} {describe_share(seconds / wall)}" for kind, seconds in most]
-    how = ", ".join(f"{describe_share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
-    return _line("a sample", _fit(f"{describe_seconds(wall)}: ", words, f"; {how}"))
+    named = [f"{clean(kind)} {words.share(seconds / wall)}" for kind, seconds in most]
+    how = ", ".join(f"{words.share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
+    return _line("a sample", _fit(f"{words.seconds(wall)}: ", named, f"; {how}"))
 
 
 def _evidence(findings: Sequence[Finding], most: int) -> list[str]:
@@ -187,7 +174,7 @@ def _evidence(findings: Sequence[Finding], most: int) -> list[str]:
 
 
 def _remedies(remedies: Sequence[Remedy], room: _Room) -> list[str]:
-    helping, useless = part_remedies(remedies)
+    helping, useless = words.part_remedies(remedies)
     if not helping:
         return ["Nothing that was predicted or tried makes this run faster."] if useless else []
     count = f", {room.remedies} of {len(helping)}" if len(helping) > room.remedies else ""
@@ -217,7 +204,7 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
         # A warning ("may cost accuracy") is short; how a gain comes about is long, and stands on the page.
         text += f" ({clean(one.note)})" if one.note else ""
     indent = " " * _GAIN
-    gain = _shorten(describe_gain(one), _GAIN - 3)
+    gain = _shorten(one.gain, _GAIN - 3)
     lines = _wrap(text, first=f"  {gain}".ljust(_GAIN), rest=indent, lines=2)
     # What is to be typed is not cut at the edge of the screen: it has to be copied.
     if one.command:
@@ -230,23 +217,21 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
 
 
 def _useless(remedies: Sequence[Remedy], most: int) -> list[str]:
-    _, useless = part_remedies(remedies)
+    _, useless = words.part_remedies(remedies)
     room = most * (_WIDTH - _LABEL) - 20  # for a word that does not fit, and how many are left
-    return _list("no gain", [describe_useless(one, room) for one in useless], most)
+    return _list("no gain", [words.useless(one, room) for one in useless], most)
 
 
 def _warning(findings: Sequence[Finding]) -> list[str]:
     """A busy machine is no cause that the user can cure; what was measured has to be read with it in mind."""
-    said = next(
-        (text for one in findings if (text := describe_company(one.code, one.title, one.evidence))), ""
-    )
+    said = next(filter(None, (one.company for one in findings)), "")
     first = f"{'warning':<{_LABEL}}"
     return _wrap(f"the machine was busy: {said}", first=first, rest=" " * _LABEL, lines=2) if said else []
 
 
 def _others(findings: Sequence[Finding], most: int) -> list[str]:
     lines = [
-        f"{clean(one.code)} {describe_share(one.share)}{describe_reason(one, findings)}: {clean(one.title)}"
+        f"{clean(one.code)} {words.share(one.share)}{words.reason(one, findings)}: {clean(one.title)}"
         for one in findings[1:]
         if one.code != CONTENDED
     ]
@@ -273,9 +258,9 @@ def _list(label: str, items: Iterable[str], most: int) -> list[str]:
     return _wrap(taken + more, first=f"{label:<{_LABEL}}", rest=" " * _LABEL, lines=most)
 
 
-def _fit(head: str, words: Sequence[str], tail: str) -> str:
-    """Return as many of the words as fit on a line, one at least."""
-    texts = [f"{head}{', '.join(words[:count])}{tail}" for count in range(len(words), 0, -1)]
+def _fit(head: str, parts: Sequence[str], tail: str) -> str:
+    """Return as many of the parts as fit on a line, one at least."""
+    texts = [f"{head}{', '.join(parts[:count])}{tail}" for count in range(len(parts), 0, -1)]
     return next((text for text in texts if count_cells(text) <= _WIDTH - _LABEL), texts[-1])
 
 
@@ -296,3 +281,176 @@ def _wrap(text: str, *, first: str = "", rest: str = "", lines: int) -> list[str
 
 def _shorten(text: str, width: int) -> str:
     return text if count_cells(text) <= width else cut(text, max(0, width - 3))[0].rstrip() + "..."
+
+
+_BESIDE = 42  # columns that the names of a table leave to what stands beside them: a row of numbers whole
+_FULL_BAR = 16
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+
+
+def draw_full(diagnosis: Diagnosis, width: int = 80) -> str:
+    """Return the whole report. Only what is to be typed may be wider than the terminal."""
+    page, run = _Page(width), diagnosis.run
+    page.add(words.verdict(diagnosis))
+    page.head("The run")
+    page.add(f"$ {shlex.join(diagnosis.command)}", "  ", "    ")
+    if run.steps:
+        page.add(f"a step takes {words.step(run)} ({', '.join(words.list_setting(run))})", "  ", "    ")
+    _draw_remedies(page, diagnosis)
+    page.head("Why")
+    for one in diagnosis.findings:
+        _draw_finding(page, one, diagnosis)
+    page.head("Where a step's time goes")
+    page.table((one.name, _word_share(one)) for one in diagnosis.split)
+    page.head("Where a sample's time goes: in all; on a core, queued for one, blocked")
+    page.table((f"{one.kind}: {one.name}", _word_part(one)) for one in diagnosis.sample)
+    page.head("Step by step: the higher, the longer")
+    phases: dict[str, list[float]] = {}
+    for row in diagnosis.timeline:
+        phases.setdefault(row.phase, []).append(row.wall_s)
+    page.table(
+        (f"{phase}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
+        for phase, walls in phases.items()
+    )
+    page.head("What each part could do")
+    page.table(
+        (
+            one.title,
+            f"{words.rate(one.samples_per_s)} ({words.number(one.low)} to {words.number(one.high)})",
+        )
+        for one in diagnosis.rates
+    )
+    page.head("Busy lines of code")
+    for line in diagnosis.hot_lines:
+        where = "training process" if line.where == "main" else line.where
+        page.item(f"{words.share(line.share)} of the looks at the {where}: {line.place} {line.function}")
+        page.add(line.source, "      ", "      ")
+    page.head("What the machine did: the median, and the largest reading")
+    page.table((one.name, words.curve(one)) for one in diagnosis.curves)
+    page.head("Machine and data")
+    page.table((one.name, one.value) for one in diagnosis.facts)
+    page.add(describe_machine(diagnosis.machine), "  ", "    ")
+    page.head("What was done and seen")
+    page.item(f"{words.end(run)}; {words.seconds(run.seconds)}")
+    page.item(f"{format_count(run.warmup_steps, 'step')} of warm-up left out of the figures")
+    for text in (*run.experiments, *(f"not seen: {text}" for text in run.unseen)):
+        page.item(text)
+    page.item(f"the doctor itself: {words.overhead(diagnosis)}")
+    return page.text()
+
+
+class _Page:
+    """Lines no wider than the terminal; a heading that nothing follows is left out."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._lines: list[str] = []
+        self._heading = ""
+
+    def head(self, title: str) -> None:
+        self._heading = title
+
+    def add(self, text: str, first: str = "", rest: str = "") -> None:
+        """Add a paragraph with so much in front of its lines."""
+        if text := clean(text).strip():
+            self._put(wrap(text, self._width, first, rest, cuts=True))
+
+    def item(self, text: str) -> None:
+        self.add(text, "  - ", "    ")
+
+    def copy(self, text: str, indent: str) -> None:
+        """Add what is to be typed: on one line, however long, so that it can be copied."""
+        self._put([f"{indent}{clean(text)}"])
+
+    def code(self, text: str) -> None:
+        """Add lines to paste: little indented, so that none is broken at the edge of a terminal."""
+        self._put(["", *(f"  {clean(line)}" for line in text.rstrip().split("\n")), ""])
+
+    def table(self, rows: Iterable[tuple[str, str]]) -> None:
+        pairs = [(clean(name), text) for name, text in rows]
+        beside = min(max((count_cells(text) for _, text in pairs), default=0), _BESIDE)
+        label = min(max((count_cells(name) for name, _ in pairs), default=0), self._width - beside - 4)
+        for name, text in pairs:
+            if count_cells(name) > label:
+                self.add(name, "  ", "    ")
+                name = ""
+            self.add(text or "-", f"  {pad(name, label)}  ", " " * (label + 4))
+
+    def text(self) -> str:
+        return "\n".join([*self._lines, ""])
+
+    def _put(self, lines: Sequence[str]) -> None:
+        if self._heading and lines:
+            self._lines += ["", self._heading]
+            self._heading = ""
+        self._lines += [line.rstrip() for line in lines]
+
+
+def _draw_remedies(page: _Page, diagnosis: Diagnosis) -> None:
+    helping, useless = words.part_remedies(diagnosis.remedies)
+    if not diagnosis.run.steps:
+        # Of a run that ended before its first step nothing can be predicted.
+        helping, useless = list(diagnosis.remedies), []
+    page.head("What would help: speed-up of the whole run" if diagnosis.run.steps else "What to do")
+    for one in helping:
+        _draw_remedy(page, one, has_gain=diagnosis.run.steps > 0)
+    page.head("Would give nothing")
+    for one in useless:
+        page.item(words.useless(one))
+
+
+def _draw_remedy(page: _Page, one: Remedy, *, has_gain: bool) -> None:
+    indent = " " * (_GAIN if has_gain else 4)
+    said = f" ({'tried in this run' if one.basis == 'measured' else 'predicted'}"
+    said += f"; then the limit is {one.next_bottleneck})" if one.next_bottleneck else ")"
+    gain = f"  {one.gain} " if has_gain else "  - "
+    page.add(f"{one.title}{said if has_gain else ''}", gain.ljust(len(indent)), indent)
+    if one.command:
+        page.copy(f"$ {one.command}", indent)
+    if one.change:
+        page.copy(one.change, indent)
+    page.add(one.note, indent, indent)
+    if one.code:
+        page.code(one.code)
+    if one.left_out:
+        page.add("What this does not do, or does otherwise:", indent, indent)
+    for text in one.left_out:
+        page.add(text, f"{indent}- ", f"{indent}  ")
+
+
+def _draw_finding(page: _Page, one: Finding, diagnosis: Diagnosis) -> None:
+    # A run that died before its first step has no time to take a share of.
+    share = f" {words.share(one.share)} of the time" if diagnosis.run.steps else ""
+    page.add(f"{one.code}{share}{words.reason(one, diagnosis.findings)}: {one.title}", "  ", "    ")
+    page.add(one.cause, "    ", "    ")
+    for text in one.evidence:
+        page.add(text, "    - ", "      ")
+    numbers = "; ".join(words.named(name, value) for name, value in one.numbers.items())
+    page.add(f"({numbers})" if numbers else "", "    ", "    ")
+
+
+def _word_share(one: TimeShare) -> str:
+    idle = one.exposed_s_per_step
+    more = [*([f"device idle {words.seconds(idle)}"] if idle is not None else []), one.detail]
+    bar = "█" * round(_FULL_BAR * words.clamp(one.share))
+    numbers = f"{words.seconds(one.seconds_per_step):>8}{words.share(one.share):>6}  {bar:<{_FULL_BAR}}"
+    return f"{numbers}  {', '.join(filter(None, more))}".rstrip()
+
+
+def _word_part(one: SamplePart) -> str:
+    states = (one.cpu_s, one.queue_s, one.blocked_s)
+    told = "".join(f"{words.seconds(seconds):>9}" for seconds in states)
+    return f"{words.seconds(sum(states)):>8}{words.share(one.share):>6};{told}"
+
+
+def _draw_line(values: Sequence[float], width: int) -> str:
+    """Return the values as a row of bars, the mean of several each where there is no room for all."""
+    known = [value for value in values if is_number(value) and value >= 0]
+    if not known:
+        return ""
+    size = -(-len(known) // width)
+    groups = [known[at : at + size] for at in range(0, len(known), size)]
+    means = [sum(group) / len(group) for group in groups]
+    top = sorted(means)[int(0.95 * (len(means) - 1))] or 1.0
+    bars = "".join(_HEIGHTS[round(7 * words.clamp(mean / top))] for mean in means)
+    return f"{bars} {words.seconds(min(known))} to {words.seconds(max(known))}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The charts of the doctor's page, as HTML and SVG without a script.
+"""The charts of the doctor's page, as HTML and SVG without a script, and the looks of the page.
 
 Shapes are stretched to the width of the page, so words stand beside them, in HTML, and never inside.
 """
@@ -11,14 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedrate.doctor.results import Curve, StepRow
-from feedrate.report.doctor_words import (
-    clamp,
-    describe_curve,
-    describe_seconds,
-    is_number,
-    place,
-)
+from feedrate.report import doctor_words as words
 from feedrate.report.page import show
+from feedrate.units import is_number
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16
@@ -56,7 +51,7 @@ def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, sma
     spans, left = [], 1.0
     for tone, size, title in parts:
         # Shares of flex below one in sum leave room empty: they are of the whole bar, always.
-        size = clamp(size / total, 0.0, max(left, 0.0))
+        size = words.clamp(size / total, 0.0, max(left, 0.0))
         left -= size
         if size > 0:
             spans.append(f'<span class="{tone}" style="flex: {size:.6g} 0 0" title="{show(title)}"></span>')
@@ -92,7 +87,7 @@ def draw_scale(start: float, end: float) -> str:
 
 
 def _place_factor(value: float, start: float, end: float) -> float:
-    return place(math.log(value), math.log(start), math.log(end))
+    return words.place(math.log(value), math.log(start), math.log(end))
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,7 @@ def _column(group: Sequence[StepRow], number: int) -> _Column:
     parts: dict[str, float] = {}
     count = len(group)
     for row in group:
-        exposed = clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
+        exposed = words.clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
         shares = {"exposed": exposed, "hidden": row.wait_s - exposed}
         for name, seconds in row.parts.items():
             if is_number(seconds):
@@ -156,8 +151,8 @@ def _column(group: Sequence[StepRow], number: int) -> _Column:
         for tone, seconds in shares.items():
             parts[tone] = parts.get(tone, 0.0) + max(0.0, seconds) / count
     wall = sum(row.wall_s for row in group) / count
-    words = ", ".join(f"{tone} {describe_seconds(s)}" for tone, s in parts.items() if s > 0)
-    title = f"step {number + 1}, {name_phase(group[0].phase)}: {describe_seconds(wall)} ({words})"
+    said = ", ".join(f"{tone} {words.seconds(s)}" for tone, s in parts.items() if s > 0)
+    title = f"step {number + 1}, {name_phase(group[0].phase)}: {words.seconds(wall)} ({said})"
     return _Column(group[0].phase, parts, wall, max(row.wall_s for row in group), title)
 
 
@@ -177,14 +172,14 @@ def _chart(name: str, columns: Sequence[_Column], top: float) -> str:
         if one.phase != "real":
             boxes.append(_box("shade", left, _HEIGHT, width, _HEIGHT))
         for tone, seconds in one.parts.items():
-            size = clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
+            size = words.clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
             if size > 0:
                 boxes.append(_box(tone, left, height + size, 0.9 * width, size))
                 height += size
         if one.largest_s > 1.05 * max(one.wall_s, top) or one.wall_s > top:
             boxes.append(_box("over", left, _HEIGHT, max(2.0, 0.9 * width), 5))
         shapes.append(f"<g>{''.join(boxes)}</g>")
-    label = f"{show(name)} {describe_seconds(top)}".strip()
+    label = f"{show(name)} {words.seconds(top)}".strip()
     return (
         f'<div class="chart"><span class="top">{label}</span>'
         f'<svg class="steps" viewBox="0 0 1000 {_HEIGHT:.0f}" preserveAspectRatio="none" role="img" '
@@ -220,7 +215,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         if math.isfinite(t)
     ]  # fmt: skip
     values = [v for _, v in points if is_number(v)]
-    title = f"<figcaption>{show(curve.name)} <small>{show(describe_curve(curve))}</small></figcaption>"
+    title = f"<figcaption>{show(curve.name)} <small>{show(words.curve(curve))}</small></figcaption>"
     if not values:
         return f"<figure>{title}</figure>"
     start, end = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
@@ -228,7 +223,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     low = min(0.0, *values)
 
     def at(t: float, v: float) -> str:
-        return f"{300 * place(t, start, end):.1f},{66 - 62 * place(v, low, top):.1f}"
+        return f"{300 * words.place(t, start, end):.1f},{66 - 62 * words.place(v, low, top):.1f}"
 
     path, is_down = [], False
     for t, v in points:
@@ -239,7 +234,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         is_down = True
     shade = ""
     if real_until_s is not None and start < real_until_s < end:
-        x = 300 * place(real_until_s, start, end)
+        x = 300 * words.place(real_until_s, start, end)
         shade = f'<rect class="frame" x="{x:.1f}" y="0" width="{300 - x:.1f}" height="68"/>'
     limit = ""
     if is_number(curve.limit):
@@ -248,6 +243,103 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     return (
         f'<figure>{title}<div class="chart"><svg viewBox="0 0 300 68" preserveAspectRatio="none" role="img" '
         f'aria-label="{show(curve.name)}">{shade}{limit}<path class="curve" d="{"".join(path)}"/></svg></div>'
-        f'<div class="scale"><span>{describe_seconds(start)}</span><span>{describe_seconds(end)}</span></div>'
+        f'<div class="scale"><span>{words.seconds(start)}</span><span>{words.seconds(end)}</span></div>'
         "</figure>"
     )
+
+
+# Light and dark, wide and narrow, on a screen and on paper.
+STYLE = """
+:root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --back: #ffffff; --panel: #f4f6f8;
+  --line: #d5dae0; --good: #1a7f37; --bad: #c0272d; --accent: #2f6fd0;
+  --exposed: #d8483b; --hidden: #f0b4ad; --copy: #e09f2d; --forward: #3b7dd8; --backward: #1f4f96;
+  --optimizer: #86b3ec; --sync: #8e5bc4; --save: #8a6d4f; --validation: #2f9e78; --other: #aab3bd;
+  --cpu: #3b7dd8; --queue: #e09f2d; --blocked: #8b95a1; --shade: #eef1f4; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6eaef; --soft: #9aa5b1; --back: #14171b; --panel: #1e2329; --line: #363d46;
+    --good: #4ac26b; --bad: #ff7b72; --accent: #6ea8f7;
+    --exposed: #e5604f; --hidden: #8a4a44; --copy: #e0a93f; --forward: #4c8be0; --backward: #2f62ad;
+    --optimizer: #9cc3f5; --sync: #a97bdb; --save: #a58a6b; --validation: #41b58c; --other: #606a75;
+    --cpu: #4c8be0; --queue: #e0a93f; --blocked: #77828e; --shade: #1b2026; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 3rem; background: var(--back);
+  color: var(--text); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem; }
+h2 { font-size: 1.15rem; margin: 2.25rem 0 .25rem; }
+h3 { font-size: 1rem; margin: 0; }
+p { margin: .25rem 0; } ul { margin: .35rem 0; padding-left: 1.2rem; }
+.soft, small { color: var(--soft); } small { font-size: .875rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .875rem; }
+pre { white-space: pre-wrap; background: var(--panel); border: 1px solid var(--line); padding: .4rem .7rem;
+  border-radius: .25rem; margin: .35rem 0; user-select: all; }
+.verdict { border-left: .4rem solid var(--bad); background: var(--panel); padding: .85rem 1.1rem;
+  margin: 1rem 0; font-size: 1.1rem; font-weight: 600; border-radius: .25rem; }
+.verdict.good { border-color: var(--good); }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap:
+  .6rem; margin: 1rem 0 0; }
+.figures div { border: 1px solid var(--line); border-radius: .25rem; padding: .45rem .75rem; }
+.figures dt { color: var(--soft); font-size: .875rem; }
+  .figures dd { margin: 0; font-size: 1.1rem; font-weight: 600; }
+article { border-top: 1px solid var(--line); padding: .75rem 0; }
+.remedy { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.15fr); gap: .25rem 1.5rem; }
+.gain { font-weight: 600; white-space: nowrap; }
+.track { position: relative; height: 1.1rem; margin: .3rem 0 0; border-radius:
+  .2rem; background: var(--shade); }
+.track i { position: absolute; top: 0; bottom: 0; border-radius: .2rem; }
+.track .reach { background: var(--accent); opacity: .35; }
+.track .point { width: 4px; margin-left: -2px; background: var(--accent); }
+.track .one { width: 1px; background: var(--soft); border-radius: 0; }
+.ticks { position: relative; height: 1.2rem; color: var(--soft); font-size: .8rem; }
+.ticks span { position: absolute; white-space: nowrap; transform: translateX(-50%); }
+.scale { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem; }
+.bar { display: flex; height: 1.4rem; border-radius: .25rem; overflow: hidden; background: var(--shade);
+  margin: .75rem 0 .35rem; }
+.bar.small { height: .8rem; margin: .3rem 0; } .bar span { min-width: 0; }
+.key { display: flex; flex-wrap: wrap; gap: .1rem 1.25rem; color: var(--soft); font-size: .875rem;
+  padding: 0; margin: .25rem 0; list-style: none; }
+.key i, .dot { display: inline-block; width: .75rem; height: .75rem; border-radius: .15rem; margin-right:
+  .4rem; }
+.exposed { background: var(--exposed); fill: var(--exposed); }
+  .hidden { background: var(--hidden); fill: var(--hidden); }
+.copy { background: var(--copy); fill: var(--copy); }
+  .forward { background: var(--forward); fill: var(--forward); }
+.backward { background: var(--backward); fill: var(--backward); }
+.optimizer { background: var(--optimizer); fill: var(--optimizer); }
+.sync { background: var(--sync); fill: var(--sync); } .save { background: var(--save); fill: var(--save); }
+.validation { background: var(--validation); fill: var(--validation); }
+.other { background: var(--other); fill: var(--other); }
+.cpu { background: var(--cpu); } .queue { background: var(--queue); } .blocked { background: var(--blocked); }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th { color: var(--soft); font-weight: 400; text-align: left; }
+th, td { padding: .2rem .75rem .2rem 0; vertical-align: top; border-bottom: 1px solid var(--line); }
+td:first-child { min-width: 6.5rem; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.wide { width: 40%; }
+svg { display: block; width: 100%; }
+.chart { position: relative; border-bottom: 1px solid var(--line); margin-top: .5rem; }
+.chart .top { color: var(--soft); font-size: .8rem; }
+.steps { height: 11rem; } .ranks .steps { height: 4rem; } .ranks .chart, .ranks .phases { margin-left: 4rem; }
+.ranks .top { position: absolute; left: -4rem; width: 3.6rem; }
+.cut { background: linear-gradient(90deg, var(--cpu) 85%, var(--shade)); }
+.over { fill: var(--text); } .shade { fill: var(--shade); }
+.phases { display: flex; font-size: .8rem; color: var(--soft); }
+.phases span { box-shadow: inset 2px 0 var(--line); text-indent: .4rem; min-width: 0; overflow: hidden;
+  text-overflow: ellipsis; white-space: nowrap; }
+.phases .real { box-shadow: inset 2px 0 var(--accent); color: var(--text); }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem 1.5rem;
+  margin-top: .5rem; }
+figure { margin: 0; } figcaption { font-size: .875rem; }
+figcaption small { display: block; } .curves svg { height: 4.5rem; }
+.curve { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
+.limit { stroke: var(--bad); stroke-width: 1; stroke-dasharray: 4 3; vector-effect: non-scaling-stroke; }
+.frame { fill: var(--panel); }
+.facts { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .15rem 1.25rem; margin:
+  .5rem 0; }
+.facts dt { color: var(--soft); } .facts dd { margin: 0; }
+@media (max-width: 40rem) { .remedy { grid-template-columns: 1fr; }
+  .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: .4rem; }
+  .wide { display: none; } .number.soft { white-space: normal; } }
+@media print { body { max-width: none; padding: 0; font-size: 10pt; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  article, figure, .chart, tr { break-inside: avoid; } h2 { break-after: avoid; } }
+"""

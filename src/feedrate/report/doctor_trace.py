@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from feedrate.doctor.results import Curve, Diagnosis, StepRow
 from feedrate.errors import clean
-from feedrate.report.doctor_words import describe_verdict
+from feedrate.report import doctor_words as words
 
 _ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")
 _STEPS, _PHASES = 1, 2  # threads of a rank
@@ -38,7 +38,7 @@ def draw_trace(diagnosis: Diagnosis) -> str:
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "verdict": describe_verdict(diagnosis),
+            "verdict": words.verdict(diagnosis),
             "command": [clean(word) for word in diagnosis.command],
             "layout": "parts of a step are in order, but their exact beginnings are not known",
         },

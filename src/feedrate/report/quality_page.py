@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from feedrate.packing.results import ImageSize, Oddity, Quality
-from feedrate.report.doctor_style import STYLE
+from feedrate.report.doctor_charts import STYLE
 from feedrate.report.page import show
 from feedrate.report.quality import (
     describe_classes,

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from feedrate.cache.persistent import delete_cache
 from feedrate.errors import FeedrateError, StorageError, UsageError
-from feedrate.files.atomic import free_bytes
+from feedrate.files.atomic import free_bytes, is_temporary
+from feedrate.files.lock import Gone
+from feedrate.files.permissions import find_distrust
 from feedrate.files.tree import opened_folder, read_small, walk
 from feedrate.remote.addresses import is_url
 from feedrate.scratch.contents import read_contents
@@ -25,14 +27,12 @@ from feedrate.scratch.copy import MARKER
 from feedrate.scratch.eviction import (
     Kept,
     SourceUnseen,
-    Vanished,
     evict,
-    is_doomed,
-    is_temporary,
+    is_leaving,
     remove_unmade,
 )
 from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
-from feedrate.scratch.listing import forget, list_caches, list_copies, list_doomed, recall
+from feedrate.scratch.listing import forget, list_caches, list_copies, list_leaving_caches, recall
 from feedrate.scratch.marker import Marker, find_node
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.units import format_bytes, parse_bytes
@@ -71,8 +71,7 @@ def opened_home(scratch: Path, below: Path | None = None) -> Iterator[int | None
         except OSError as error:
             raise StorageError(f"cannot look into {below}: {error.strerror}") from error
         assert fd is not None
-        info = os.fstat(fd)
-        if info.st_uid != os.getuid() or info.st_mode & 0o022:
+        if find_distrust(os.fstat(fd)):
             raise StorageError(
                 f"{below} belongs to somebody else, or others may write to it: nothing is deleted there"
             )
@@ -175,7 +174,7 @@ class Clearing:
                     even_if_the_source_is_gone=even_if_the_source_is_gone,
                     is_trial=self._is_trial,
                 )
-        except Vanished:
+        except Gone:
             pass
         except StorageError as error:  # somebody else has the name of this user's folder
             self.result.kept.append(Verdict(copy.folder, copy.source, size_bytes, str(error)))
@@ -204,7 +203,7 @@ class Clearing:
         return None
 
     def _remove_leftovers(self) -> None:
-        for leftover in list_doomed(self.scratch):
+        for leftover in list_leaving_caches(self.scratch):
             objection = delete_cache(Path(leftover.path), is_trial=self._is_trial)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, objection or leftover.what)
             (self.result.kept if objection else self.result.removed).append(verdict)
@@ -215,13 +214,13 @@ class Clearing:
                 with opened_home(self.scratch, Path(leftover.path).parent) as home:
                     if home is None:
                         continue
-                    if is_doomed(name):
+                    if is_leaving(name):
                         sources = [*self._sources.values(), *self._more_sources]
                         evict(home, name, sources=sources, is_trial=self._is_trial)
                     elif not self._is_trial:
                         remove_unmade(home, name)
                 self.result.removed.append(verdict)
-            except Vanished:
+            except Gone:
                 continue
             except Kept as kept:
                 verdict = Verdict(leftover.path, "", leftover.size_bytes, str(kept))
@@ -240,7 +239,7 @@ def guess_source(folder: Path) -> str:
 
 def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
     """Return what killed processes of this user left on a scratch folder."""
-    return [*list_left_copies(scratch, now), *list_doomed(scratch)]
+    return [*list_left_copies(scratch, now), *list_leaving_caches(scratch)]
 
 
 def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
@@ -253,7 +252,7 @@ def _list_left(scratch: Path, below: Path, now: float) -> list[Leftover]:
     # Whoever has taken this user's name must not keep others' copies from being listed and deleted.
     with contextlib.suppress(StorageError), opened_home(scratch, below) as home:
         for name in sorted(os.listdir(home)) if home is not None else ():
-            what = "a copy that was being deleted" if is_doomed(name) else ""
+            what = "a copy that was being deleted" if is_leaving(name) else ""
             with contextlib.suppress(OSError), opened_folder(name, home) as fd:
                 if is_temporary(name) and now - os.fstat(fd).st_mtime > _MAKING_S:
                     what = "a copy that was being made"

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, suggest_path
-from feedrate.files.permissions import Readers, walk_local
+from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, StorageError, suggest_path
+from feedrate.files.permissions import Readers
+from feedrate.files.tree import walk_paths
 from feedrate.format.containers import FILES
 from feedrate.format.manifest import (
     FILE_NAME,
@@ -31,12 +32,12 @@ from feedrate.format.manifest import (
     is_pack,
 )
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
-from feedrate.remote.copier import Told
 from feedrate.remote.fetch import fetch_manifest
 from feedrate.remote.retry import Retry
 from feedrate.remote.sources import check_addresses
+from feedrate.remote.transfer import Told
 from feedrate.scratch.marker import CopiedFile, Marker, check_name
-from feedrate.units import shell_quote
+from feedrate.units import printable, shell_quote
 
 ORIGINAL_NAME = "source-pack.json"
 _EXTRAS = ("quality.json", "rejected.jsonl")
@@ -124,35 +125,39 @@ def _read_single(place: Place, name: bytes) -> Contents:
     found = place.find(name)
     assert found is not None
     file, versions = _copied(place, found), _list_versions([found])
-    audience = Readers()
+    readers = Readers()
     if place.is_remote:
-        audience.close()
+        readers.close()
     else:
-        audience.add(os.path.join(os.fsencode(place.root), name))
+        readers.add(os.path.join(os.fsencode(place.root), name))
     digest = _digest_files(place.root, [file], versions)
-    marker = Marker("files", place.root, digest, (file,), file.name, audience.is_public)
+    marker = Marker("files", place.root, digest, (file,), file.name, readers.is_public)
     return Contents(marker, {}, versions=versions)
 
 
 def _read_folder(place: Place) -> Contents:
-    audience = Readers()
+    readers = Readers()
     left_out = 0
     if place.is_remote:
-        audience.close()
+        readers.close()
         found = list(place.walk())
     else:
         found = []
-        for path, info in walk_local(place.root, audience):
-            if info is None:
+        for path, entry in walk_paths(os.fsencode(place.root), enters_links=True):
+            if entry.name.startswith(b"."):
                 left_out += 1
-            else:
+            elif entry.is_file():
+                info = entry.stat()
+                readers.add(entry.path, info, is_link=entry.is_symlink())
                 found.append(PlacedFile(path, info.st_size, info.st_mtime_ns))
+            elif entry.is_symlink():
+                raise StorageError(f"{printable(entry.path)} is a link that leads nowhere")
     files = tuple(_copied(place, file) for file in found)
     if not files:
         raise SourceError(f"{place.root} holds no files", hint="hidden files are not copied")
     versions = _list_versions(found)
     digest = _digest_files(place.root, files, versions)
-    marker = Marker("files", place.root, digest, files, is_public=audience.is_public)
+    marker = Marker("files", place.root, digest, files, is_public=readers.is_public)
     return Contents(marker, {}, left_out=left_out, versions=versions)
 
 
@@ -204,7 +209,7 @@ def _read_pack(place: Place, allow_addresses: Sequence[str]) -> Contents:
     for name in _list_extras(manifest):
         files |= {file.name: file for file in look.find_extra(name) if file.name not in files}
     digest = hashlib.sha256(os.fsencode(place.root) + b"\0pack\0" + text).hexdigest()
-    marker = Marker("pack", place.root, digest, tuple(files.values()), is_public=look.audience.is_public)
+    marker = Marker("pack", place.root, digest, tuple(files.values()), is_public=look.readers.is_public)
     return Contents(marker, known, tuple(dict.fromkeys(file.name for file in small)))
 
 
@@ -258,12 +263,12 @@ class _Look:
     """Looks at the files of a pack, one by one: there, of the right size, and for whom?"""
 
     def __init__(self, place: Place) -> None:
-        self.audience = Readers()
+        self.readers = Readers()
         self._place = place
         self._listed = {place.root: self._list(place)} if place.is_remote else {}
 
     def _list(self, place: Place) -> dict[str, PlacedFile]:
-        self.audience.close()
+        self.readers.close()
         with contextlib.suppress(FeedrateError):  # web servers often list nothing
             place.forget_listings()
             return {os.fsdecode(n): file for n, file in place.list(b"") if file is not None}
@@ -307,5 +312,5 @@ class _Look:
             info = os.stat(path)
         except OSError:
             return None, 0
-        self.audience.add(path, info)
+        self.readers.add(path, info)
         return info.st_size, info.st_mtime_ns

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.atomic import atomic_write, explain_write_error, shown, sync_files, temporary_name
-from feedrate.files.lock import CopyGone, Lock, take_lock
+from feedrate.files.lock import Gone, Lock, take_lock
 from feedrate.files.permissions import ROOT, anchor, open_trusted
 from feedrate.remote.retry import log
 from feedrate.scratch.folder import make_user_folder, owner_of, user_folder
@@ -57,7 +57,6 @@ __all__ = [
     "WRITER",
     "CopiedFile",
     "Copy",
-    "CopyGone",
     "Lease",
     "Lock",
     "Marker",
@@ -110,7 +109,7 @@ def read_marker(folder: Path) -> Marker:
     """Return what the marker of a copy says.
 
     Raises:
-        CopyGone: there is no copy.
+        Gone: there is no copy.
         BadMarker: there is one, and its marker cannot be used.
     """
     path = folder / MARKER
@@ -118,7 +117,7 @@ def read_marker(folder: Path) -> Marker:
         return load_marker(path.read_bytes())
     except FileNotFoundError:
         if not folder.exists():
-            raise CopyGone from None
+            raise Gone from None
         raise BadMarker(f"{shown(folder)} has no {MARKER}", hint=_hint(folder)) from None
     except BadMarker as error:
         bad = BadMarker(f"{shown(path)} {error}", hint=_hint(folder))
@@ -171,7 +170,7 @@ class Copy:
         """Open a copy that is there. `instead`: what is believed where its marker is damaged.
 
         Raises:
-            CopyGone: there is none.
+            Gone: there is none.
             BadMarker: its marker is damaged, or of another version.
             StorageError: it is not to be trusted.
         """
@@ -208,7 +207,7 @@ class Copy:
             try:
                 copy = cls.open(folder)
                 check_marker(copy.marker, marker, folder)
-            except CopyGone:
+            except Gone:
                 continue
             except BadMarker as error:
                 if uid != os.getuid():
@@ -230,7 +229,7 @@ class Copy:
         copy = cls.open(folder, instead=made)
         try:
             copy.update(made)
-        except (CopyGone, OSError):
+        except (Gone, OSError):
             raise error from None
         copy.is_mended = True
         log.warning("%s; it was written anew from the source, %s", error, marker.address)
@@ -308,7 +307,7 @@ class Copy:
 
     def _make_folders(self, folder: Path, mode: int) -> None:
         if not self.data.is_dir():
-            raise CopyGone
+            raise Gone
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -339,7 +338,7 @@ class Copy:
             self._rename(name)
 
     @contextlib.contextmanager
-    def landing(self, name: str) -> Iterator[Path]:
+    def filling(self, name: str) -> Iterator[Path]:
         """Yield the path of a file's part, to be filled; it lands if the block ends well."""
         os.close(self.open_part(name))
         yield self.part(name)
@@ -358,7 +357,7 @@ class Copy:
         """Hold the gate: no lease is added and the copy is not deleted meanwhile. Hold it shortly.
 
         Raises:
-            CopyGone: it was deleted.
+            Gone: it was deleted.
         """
         lock = self._take(GATE, wait=True)
         assert lock is not None
@@ -368,7 +367,7 @@ class Copy:
         """Become the process that copies; None: another one is.
 
         Raises:
-            CopyGone: it was deleted.
+            Gone: it was deleted.
         """
         return self._take(WRITER, wait=False)
 
@@ -391,13 +390,13 @@ class Copy:
         except OSError:
             has_its_name = False
         if not has_its_name:
-            raise CopyGone
+            raise Gone
 
     def lease(self) -> Lease:
         """Take a lease: the copy stays until it is released, or this process ends.
 
         Raises:
-            CopyGone: it was deleted.
+            Gone: it was deleted.
         """
         with self.take_gate():
             is_public = self.marker.is_public
@@ -452,9 +451,9 @@ def _hold(folder: Path, below: str) -> Held | None:
             os.close(open_trusted(folder.parent))
             return None
         copy = Copy.open(folder, instead=Marker("files", "", "", ()))  # a lease needs no more
-    except (CopyGone, BadMarker):
+    except (Gone, BadMarker):
         return None
     try:
         return Held(copy, below, copy.lease())
-    except (CopyGone, FeedrateError, OSError):
+    except (Gone, FeedrateError, OSError):
         return Held(copy, below, None)

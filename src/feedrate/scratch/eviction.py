@@ -23,7 +23,8 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from feedrate.files.lock import CopyGone, Lock, take_lock
+from feedrate.files.atomic import is_temporary
+from feedrate.files.lock import Gone, Lock, take_lock
 from feedrate.files.tree import opened_folder, read_small, remove_known, walk
 from feedrate.machine.process import find_openers
 from feedrate.remote.addresses import is_url
@@ -32,8 +33,7 @@ from feedrate.scratch.lease import live_leases
 from feedrate.scratch.marker import BadMarker, CopiedFile, Marker, load_marker
 from feedrate.scratch.source_check import Doubt, Sight, checksum_file, compare_bytes, stat_source
 
-_DOOMED = re.compile(r"\.gone-(?P<name>.+)-[0-9]+-[0-9a-f]{8}")
-_TEMPORARY = re.compile(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp")
+_LEAVING = re.compile(r"\.gone-(?P<name>.+)-[0-9]+-[0-9a-f]{8}")
 
 
 class Kept(Exception):
@@ -48,18 +48,9 @@ class SourceUnseen(Kept):
     """The source is the only reason: this may be the only copy left."""
 
 
-class Vanished(Exception):
-    """Somebody else has deleted it."""
-
-
-def is_doomed(name: str) -> bool:
+def is_leaving(name: str) -> bool:
     """Return whether a folder was on its way out when its evictor ended."""
-    return _DOOMED.fullmatch(name) is not None
-
-
-def is_temporary(name: str) -> bool:
-    """Return whether a folder was being made when its maker ended, or is right now."""
-    return _TEMPORARY.fullmatch(name) is not None
+    return _LEAVING.fullmatch(name) is not None
 
 
 def evict(
@@ -82,14 +73,14 @@ def evict(
 
     Raises:
         Kept: it must stay.
-        Vanished: it is not there any more.
+        Gone: it is not there any more.
     """
     try:
         with opened_folder(name, home_fd) as fd:
             is_blind = even_if_the_source_is_gone
             _evict(home_fd, name, fd, sources, instead, is_blind=is_blind, is_trial=is_trial)
-    except (FileNotFoundError, CopyGone):
-        raise Vanished from None
+    except FileNotFoundError:
+        raise Gone from None
     except OSError as error:
         raise Kept(f"it cannot be deleted: {error.strerror or error}") from error
 
@@ -106,39 +97,39 @@ def _evict(
 ) -> None:
     # By the descriptor: what stands under the name may be another folder a moment later.
     folder = Path(f"/proc/self/fd/{fd}")
-    if is_doomed(name) and _is_done(fd):
+    if is_leaving(name) and _is_done(fd):
         with _take(folder / GATE, "somebody is deleting it"):
             if not is_trial:
                 _delete_rest(home_fd, name, fd)
         return
     text = _read_marker(fd)
     marker = _load_marker(text, instead, is_blind=is_blind)
-    _refuse_sources(folder, [*sources] if marker is None else [marker.address, *sources])
+    _check_sources(folder, [*sources] if marker is None else [marker.address, *sources])
     # What is out of reach already needs one look only.
-    is_out = is_doomed(name) and not is_trial
-    _refuse_users(folder)  # before the source is read, which may take minutes; again when nobody can come
+    is_out = is_leaving(name) and not is_trial
+    _check_users(folder)  # before the source is read, which may take minutes; again when nobody can come
     seen = None if is_out else _look(folder, fd, marker, is_blind=is_blind)
     with (
         _take(folder / GATE, "somebody is just taking it into use"),
         _take(folder / WRITER, "it is being copied right now"),
     ):
         if not os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=home_fd, follow_symlinks=False)):
-            raise Vanished
-        _refuse_users(folder)
+            raise Gone
+        _check_users(folder)
         if is_trial:
             return
         if _read_marker(fd) != text:
             raise Kept("it was just taken into use")
-        doomed = name if is_doomed(name) else _doom(home_fd, name)
+        aside = name if is_leaving(name) else _set_aside(home_fd, name)
         try:
-            _refuse_change(seen, _look(folder, fd, marker, is_blind=is_blind, read=seen))
+            _check_change(seen, _look(folder, fd, marker, is_blind=is_blind, read=seen))
         except BaseException as error:
-            is_back = _restore(home_fd, doomed) and is_doomed(name)
+            is_back = _restore(home_fd, aside) and is_leaving(name)
             if isinstance(error, Kept):
                 error.is_back = is_back
             raise
         _delete_data(fd, marker)
-        _delete_rest(home_fd, doomed, fd)
+        _delete_rest(home_fd, aside, fd)
 
 
 def remove_unmade(home_fd: int, name: str) -> None:
@@ -146,13 +137,13 @@ def remove_unmade(home_fd: int, name: str) -> None:
 
     Raises:
         Kept: it holds something, or cannot be deleted.
-        Vanished: it is not there any more.
+        Gone: it is not there any more.
     """
     try:
         with opened_folder(name, home_fd) as fd:
             _delete_rest(home_fd, name, fd)
     except FileNotFoundError:
-        raise Vanished from None
+        raise Gone from None
     except OSError as error:
         raise Kept(f"it cannot be deleted: {error.strerror or error}") from error
 
@@ -176,7 +167,7 @@ def _load_marker(text: bytes, instead: Marker | None, *, is_blind: bool) -> Mark
         return instead
 
 
-def _refuse_sources(folder: Path, sources: Collection[str]) -> None:
+def _check_sources(folder: Path, sources: Collection[str]) -> None:
     here = os.path.realpath(folder)
     for source in sources:
         if is_url(source):
@@ -195,7 +186,7 @@ def _look(
 
     `read`: what it was like when its bytes were compared.
     """
-    ours = _refuse_strangers(folder, fd, marker)
+    ours = _check_strangers(folder, fd, marker)
     if is_blind or marker is None or _is_done(fd):
         return {}  # nothing that could be lost, or the user has said so
     try:
@@ -206,12 +197,12 @@ def _look(
     return seen
 
 
-def _refuse_change(before: Sight | None, now: Sight) -> None:
+def _check_change(before: Sight | None, now: Sight) -> None:
     if before is not None and before != now:
         raise SourceUnseen("its source changed while it was looked at")
 
 
-def _refuse_strangers(folder: Path, fd: int, marker: Marker | None) -> set[tuple[int, int]]:
+def _check_strangers(folder: Path, fd: int, marker: Marker | None) -> set[tuple[int, int]]:
     """Return device and inode of all files of a copy; Kept: one of them is not of our making any more."""
     files = {} if marker is None else {file.name: file for file in marker.files}
     ours = set()
@@ -251,7 +242,7 @@ def _take(path: Path, why: str) -> Lock:
     """Hold a lock of a copy. We never wait: who holds one uses the copy."""
     try:
         lock = take_lock(path, wait=False)
-    except CopyGone:
+    except Gone:
         # Somebody has deleted the file by hand.
         path.touch(0o600)
         lock = take_lock(path, wait=False)
@@ -260,7 +251,7 @@ def _take(path: Path, why: str) -> Lock:
     return lock
 
 
-def _refuse_users(folder: Path) -> None:
+def _check_users(folder: Path) -> None:
     users = live_leases(folder / LEASES)
     if users:
         first = users[0]
@@ -273,18 +264,18 @@ def _refuse_users(folder: Path) -> None:
         raise Kept(f"it is in use: process {opener} has files of it open")
 
 
-def _doom(home_fd: int, name: str) -> str:
-    doomed = f".gone-{name}-{os.getpid()}-{secrets.token_hex(4)}"
-    os.rename(name, doomed, src_dir_fd=home_fd, dst_dir_fd=home_fd)
-    return doomed
+def _set_aside(home_fd: int, name: str) -> str:
+    aside = f".gone-{name}-{os.getpid()}-{secrets.token_hex(4)}"
+    os.rename(name, aside, src_dir_fd=home_fd, dst_dir_fd=home_fd)
+    return aside
 
 
-def _restore(home_fd: int, doomed: str) -> bool:
+def _restore(home_fd: int, aside: str) -> bool:
     """Give a copy its name back, unless another one has it by now."""
-    match = _DOOMED.fullmatch(doomed)
+    match = _LEAVING.fullmatch(aside)
     assert match is not None
     try:
-        os.rename(doomed, match["name"], src_dir_fd=home_fd, dst_dir_fd=home_fd)
+        os.rename(aside, match["name"], src_dir_fd=home_fd, dst_dir_fd=home_fd)
     except OSError:
         return False
     return True

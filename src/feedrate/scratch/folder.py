@@ -21,7 +21,7 @@ from pathlib import Path
 
 from feedrate.errors import FeedrateError, NotFound, StorageError, suggest_path
 from feedrate.files.atomic import explain_write_error
-from feedrate.files.lock import CopyGone
+from feedrate.files.lock import Gone
 from feedrate.files.permissions import open_trusted
 from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, measure_room, try_to_reserve
 from feedrate.machine.memory import count_usable_memory_bytes
@@ -67,7 +67,7 @@ def make_user_folder(scratch: Path, *, is_public: bool) -> int:
         raise explain_write_error(error, folder) from error
     try:
         fd = open_trusted(folder)
-    except CopyGone:
+    except Gone:
         raise StorageError(f"{folder} was deleted just when it was made", hint="try again") from None
     try:
         if is_public and stat.S_IMODE(os.fstat(fd).st_mode) & 0o055 != 0o055:

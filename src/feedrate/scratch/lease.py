@@ -8,7 +8,6 @@ ends however the process ends. A lease is added, and a copy is deleted, only und
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from feedrate.files.lock import LOOK, is_locked
+from feedrate.files.lock import LOOK, is_locked, lock_fd
 from feedrate.scratch.marker import describe_maker
 from feedrate.scratch.results import LeaseInfo
 
@@ -70,7 +69,7 @@ def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = Non
             continue
         break
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        lock_fd(fd)
         os.fchmod(fd, 0o644 if is_public else 0o600)
         about = {**describe_maker(), "command": " ".join(sys.argv)[:500], "since": time.time()}
         os.write(fd, json.dumps(about).encode())

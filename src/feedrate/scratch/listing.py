@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from feedrate.cache.persistent import NAMES, is_doomed, last_used, list_places, measure
+from feedrate.cache.persistent import NAMES, is_leaving, last_used, list_places, measure
 from feedrate.cache.table import ROW
 from feedrate.errors import StorageError
 from feedrate.files.atomic import atomic_write
-from feedrate.files.lock import CopyGone, is_locked
+from feedrate.files.lock import Gone, is_locked
 from feedrate.files.permissions import ROOT, open_trusted, user_name
+from feedrate.files.tree import opened_folder, walk
 from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.folder import OLD_STORE, list_folders, list_user_folders
@@ -44,7 +45,7 @@ def list_copies(scratch: Path) -> list[CopyInfo]:
         for folder in list_folders(home):
             if folder.name.startswith("."):
                 continue  # being made, or being deleted
-            with contextlib.suppress(CopyGone, FileNotFoundError):
+            with contextlib.suppress(Gone, FileNotFoundError):
                 found.append(_describe(folder))
     return found
 
@@ -59,8 +60,7 @@ class Survey:
 
 def survey(copy: Copy) -> Survey:
     """See what is there of all files: one walk, where there may be a million of them."""
-    sizes: dict[str, int] = {}
-    _measure_below(str(copy.data), "", sizes)
+    sizes = _measure_files(copy.data)
     landed = {file.name for file in copy.marker.files if sizes.get(file.name) == file.size_bytes}
     partial = {
         file.name: min(size_bytes, file.size_bytes)
@@ -108,8 +108,7 @@ def _describe(folder: Path) -> CopyInfo:
         copy = Copy(folder, read_marker(folder))
         return dataclasses.replace(describe_copy(copy), is_trusted=is_trusted)
     except StorageError as error:
-        sizes: dict[str, int] = {}
-        _measure_below(str(folder / DATA), "", sizes)
+        sizes = _measure_files(folder / DATA)
         return CopyInfo(
             path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
             uid=info.st_uid, files=0, size_bytes=0, landed_files=len(sizes), landed_bytes=sum(sizes.values()),
@@ -119,15 +118,13 @@ def _describe(folder: Path) -> CopyInfo:
         )  # fmt: skip
 
 
-def _measure_below(folder: str, prefix: str, sizes: dict[str, int]) -> None:
-    """Note the sizes of all files below a folder, by their path in it."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                _measure_below(entry.path, f"{prefix}{entry.name}/", sizes)
-            else:
-                with contextlib.suppress(OSError):
-                    sizes[prefix + entry.name] = entry.stat().st_size
+def _measure_files(folder: Path) -> dict[str, int]:
+    """Return the sizes of all files below a folder, by their path in it; none where it cannot be listed."""
+    sizes = {}
+    with contextlib.suppress(OSError), opened_folder(str(folder)) as fd:
+        for path, info in walk(fd):
+            sizes[path] = info.st_size
+    return sizes
 
 
 def _time(path: Path) -> float:
@@ -228,10 +225,10 @@ def list_caches(scratch: Path) -> list[CacheInfo]:
     return [_describe_cache(place) for place in list_places(str(scratch)) if not place.name.startswith(".")]
 
 
-def list_doomed(scratch: Path) -> list[Leftover]:
+def list_leaving_caches(scratch: Path) -> list[Leftover]:
     """Return caches that were being deleted when who did so ended."""
-    doomed = [place for place in list_places(str(scratch)) if is_doomed(place.name)]
-    return [Leftover(str(place), "a cache that was being deleted", measure(place)) for place in doomed]
+    leaving = [place for place in list_places(str(scratch)) if is_leaving(place.name)]
+    return [Leftover(str(place), "a cache that was being deleted", measure(place)) for place in leaving]
 
 
 def _describe_cache(place: Path) -> CacheInfo:

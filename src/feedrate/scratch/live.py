@@ -19,7 +19,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -33,13 +32,13 @@ from feedrate import kernel
 from feedrate.draws import GROUP, order_shards
 from feedrate.errors import FeedrateError
 from feedrate.files.atomic import explain_write_error
+from feedrate.files.lock import Gone
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
-from feedrate.remote.addresses import Changed, FileVersion
-from feedrate.remote.copier import Part
+from feedrate.remote.addresses import Changed
+from feedrate.remote.copier import Asked, Copier, Incoming, Part
 from feedrate.remote.fetch import Piece, RangeReader, coalesce
 from feedrate.remote.index_files import origin
 from feedrate.remote.retry import OPENING, Retry, log
-from feedrate.scratch.copy import CopyGone
 from feedrate.scratch.marker import BadMarker
 from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 
@@ -123,99 +122,61 @@ class Writer:
         self.copy, self._staging, self._reader = staging.copy, staging, reader
         self._told, self._closing = told, closing
         self.growing: dict[str, Part] = {}
-        self._versions: dict[str, FileVersion | None] = {}
         self.written_bytes = 0
+        self._copier = Copier(
+            self._read, STREAMS, finish=self._finish, refuse=self._refuse, count=self._count,
+            block_bytes=CHUNK_BYTES,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the parts; what is there stays, to be gone on with."""
-        for growing in self.growing.values():
-            growing.close()
+        for part in self.growing.values():
+            part.close()
         self.growing.clear()
 
     def copy_all(self, groups: Sequence[Sequence[str]]) -> None:
         """Bring all files that have not landed; those of a group side by side."""
         for name, data in self._staging.contents.known.items():
             if not self.copy.has_landed(name):
-                with self.copy.landing(name) as part:
+                with self.copy.filling(name) as part:
                     part.write_bytes(data)
-        asked: deque[tuple[Part, int, Future[bytes]]] = deque()
-        for growing, offset, length in self._chunks(groups):
-            asked.append((growing, offset, self._read(growing.name, offset, length)))
-            while len(asked) >= STREAMS:
-                self._append(*asked.popleft())
-        while asked:
-            self._append(*asked.popleft())
+        self._copier.run(self._ask(groups))
 
-    def _chunks(self, groups: Sequence[Sequence[str]]) -> Iterator[tuple[Part, int, int]]:
-        """Yield what to fetch, in order."""
+    def _ask(self, groups: Sequence[Sequence[str]]) -> Iterator[Asked]:
         done = set(self._staging.contents.known)
         for names in [*groups, list(self.copy.files)]:
             fresh = [name for name in dict.fromkeys(names) if name not in done]
             done.update(fresh)
-            yield from self._side_by_side(fresh)
-
-    def _side_by_side(self, names: Sequence[str]) -> Iterator[tuple[Part, int, int]]:
-        files = [self._begin(name) for name in names if not self.copy.has_landed(name)]
-        offsets = {growing.name: growing.size_bytes for growing in files}
-        while files:
-            for growing in list(files):
-                offset = offsets[growing.name]
-                length = min(CHUNK_BYTES, growing.whole_bytes - offset)
-                if length > 0:
-                    offsets[growing.name] = offset + length
-                    yield growing, offset, length
-                else:
-                    files.remove(growing)
-                    if growing.is_whole and growing.name in self.growing:
-                        self._finish(growing)  # it was whole already, or is empty
+            yield from self._copier.ask([self._begin(n) for n in fresh if not self.copy.has_landed(n)])
 
     def _begin(self, name: str) -> Part:
         """Open a part; what is there of it counts."""
-        fd, whole_bytes = self._staging.open_part(name), self.copy.files[name].size_bytes
-        growing = self.growing[name] = Part(name, fd, whole_bytes, self._closing.is_set)
-        self._versions[name] = self._staging.watch_version(name)
-        return growing
+        file = self._staging.describe(name)
+        part = self.growing[name] = Part(file, self._staging.open_part(file), self._closing.is_set)
+        return part
 
-    def _read(self, name: str, offset: int, length: int) -> Future[bytes]:
-        source = os.fsencode(self.copy.files[name].source_name)
-        return self._reader.read(Piece(source, offset, length), self._versions[name])
+    def _read(self, file: Incoming, offset: int, length: int) -> Future[bytes]:
+        source = os.fsencode(self.copy.files[file.name].source_name)
+        return self._reader.read(Piece(source, offset, length), file.version)
 
-    def _append(self, growing: Part, offset: int, future: Future[bytes]) -> None:
-        if growing.name not in self.growing or offset != growing.size_bytes:
-            return  # given up since, after damage
-        try:
-            data = future.result()
-        except Changed as error:
-            self._give_up(growing, str(error))
-            return
-        growing.append(data)
-        self.written_bytes += len(data)
-        if growing.is_whole:
-            self._finish(growing)
+    def _count(self, size_bytes: int) -> None:
+        self.written_bytes += max(size_bytes, 0)
         self._told()
         if self._closing.is_set():
             raise CancelledError
 
-    def _finish(self, growing: Part) -> None:
-        file, version = self.copy.files[growing.name], self._versions[growing.name]
-        if file.crc32c is not None and growing.crc32c != file.crc32c:
-            self._give_up(growing, f"{growing.name} came damaged (checksum)")
-            return
-        try:
-            if version is not None:
-                span = range(file.size_bytes)
-                version.confirm(span, growing.crc32c, lambda *at: self._read(growing.name, *at).result())
-        except Changed as error:
-            self._give_up(growing, str(error))
-            return
-        self.copy.land(growing.name, growing.fd)
-        del self.growing[growing.name]
-        growing.close()
+    def _finish(self, part: Part) -> None:
+        file = part.file
+        file.check_unchanged(part.crc32c, lambda *at: self._read(file, *at).result())
+        self.copy.land(file.name, part.fd)
+        del self.growing[file.name]
+        part.close()
+        self._told()
 
-    def _give_up(self, growing: Part, why: str) -> None:
+    def _refuse(self, file: Incoming, error: Changed | None) -> None:
         """Forget a file: the loader reads it from the source."""
-        growing.clear()
-        del self.growing[growing.name]
+        del self.growing[file.name]
+        why = f"{file.name} came damaged (checksum)" if error is None else error
         log.warning("%s: %s; it is not kept on scratch", self.copy.marker.source, why)
 
 
@@ -438,7 +399,7 @@ class LiveCopy:
             self._copy_or_watch()
         except CancelledError:
             pass
-        except CopyGone:
+        except Gone:
             log.warning("%s was deleted; the pack is read from its source", self.copy.folder)
         except FeedrateError as error:
             log.warning(

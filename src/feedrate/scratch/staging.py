@@ -25,13 +25,15 @@ from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import explain_write_error, sync_folder
+from feedrate.files.lock import Gone
 from feedrate.progress import Tick
 from feedrate.remote.addresses import FileVersion, is_url
-from feedrate.remote.copier import SMALL_BYTES, Incoming, RateLimit, Stopped, Told, Transfer, choose_streams
+from feedrate.remote.copier import Incoming
 from feedrate.remote.retry import Retry
+from feedrate.remote.transfer import SMALL_BYTES, RateLimit, Stopped, Told, Transfer, choose_streams
 from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
-from feedrate.scratch.copy import DATA, Copy, CopyGone, Lease
+from feedrate.scratch.copy import DATA, Copy, Lease
 from feedrate.scratch.folder import Scratch, check_room, find_scratch, owner_of
 from feedrate.scratch.listing import remember_copy, survey
 from feedrate.scratch.source_check import checksum_file
@@ -132,7 +134,7 @@ class Staging:
                 return
             try:
                 writer = self.copy.take_writer()
-            except CopyGone:
+            except Gone:
                 raise self._gone() from None
             if writer is not None:
                 with writer:
@@ -222,11 +224,11 @@ class Staging:
         name = missing[0]
         self._together, self._together_bytes = [], 0
         try:
-            transfer.carry(map(self._incoming, missing), self._open_part, self._land)
+            transfer.carry(map(self._describe, missing), self.open_part, self._land)
             self._land_together(self._take_together())
             sync_folder(self.copy.data)
             self._note_checksums()
-        except CopyGone:
+        except Gone:
             raise self._gone() from None
         except OSError as error:
             if isinstance(error, FeedrateError):
@@ -249,21 +251,21 @@ class Staging:
             self._crcs[name] = crc32c
         return False
 
-    def _incoming(self, name: str) -> Incoming:
+    def describe(self, name: str) -> Incoming:
+        """Return a file that is to be brought; one without a checksum has to be one version of it."""
         file = self.copy.files[name]
         place, source = self.contents.locate(file)
         known = self.contents.known.get(name)
-        version = self.watch_version(name) if place.is_remote and known is None else None
+        version = None
+        if file.crc32c is None and known is None:
+            mtime_ns = self._listed.get(name, file).mtime_ns
+            version = FileVersion(place.address(source), self.contents.versions.get(name), mtime_ns)
         return Incoming(name, place, source, file.size_bytes, file.crc32c, known, file.mtime_ns, version)
 
-    def watch_version(self, name: str) -> FileVersion | None:
-        """Return what all requests for a file have to meet; None: it has a checksum."""
-        file = self.copy.files[name]
-        if file.crc32c is not None:
-            return None
-        place, source = self.contents.locate(file)
-        mtime_ns = self._listed.get(name, file).mtime_ns
-        return FileVersion(place.address(source), self.contents.versions.get(name), mtime_ns)
+    def _describe(self, name: str) -> Incoming:
+        # A file of this machine is looked at once more when it was read, by its time of change.
+        file = self.describe(name)
+        return file if file.place.is_remote else dataclasses.replace(file, version=None)
 
     def _can_go_on(self, name: str) -> bool:
         """Return whether what is there of a file is a beginning of what the source has now."""
@@ -272,15 +274,12 @@ class Staging:
         is_same = now.mtime_ns == before.mtime_ns and (now.mtime_ns or name in self.contents.versions)
         return before.crc32c is not None or bool(is_same)
 
-    def open_part(self, name: str) -> int:
+    def open_part(self, file: Incoming) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
-        fd = self.copy.open_part(name)
-        if not self._can_go_on(name):
+        fd = self.copy.open_part(file.name)
+        if not self._can_go_on(file.name):
             os.ftruncate(fd, 0)
         return fd
-
-    def _open_part(self, file: Incoming) -> int:
-        return self.open_part(file.name)
 
     def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
         is_small = file.size_bytes <= SMALL_BYTES
@@ -406,7 +405,7 @@ def open_staging(
         copy = Copy.create(scratch.path, marker)
         try:
             lease = copy.lease()
-        except CopyGone:
+        except Gone:
             continue  # deleted in between
         if copy.is_ours and _is_longer(options.keep_s, copy.marker.keep_s):
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))

@@ -13,7 +13,7 @@ from test_doctor_findings import LOCAL, run_steps
 
 from feedrate.cli import make_parser
 from feedrate.doctor.analyse.data_files import time_kept
-from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.stacks import count_looks, is_library
@@ -46,7 +46,7 @@ def judge_looks(folder: Path, *, worker: list[list[str]], main: list[list[str]])
         look(loop.main, frames, times=20, in_fetch=False)
     fetching.write(folder)
     loop.main.write(folder)
-    return judge(folder, Surroundings(cores=2.0))[1]
+    return judge(folder, MachineSummary(cores=2.0))[1]
 
 
 def find(diagnosis: Diagnosis, name: str) -> Remedy | None:
@@ -69,7 +69,7 @@ def test_what_a_line_does_in_order_to_write_goes_with_the_writing(tmp_path: Path
         loop.main.record(layout.WRITE, "PIL.save /home/ada/train.py:30", loop.now - 60 * MS, 60 * MS)
     look(loop.main, ["/home/ada/train.py:30@9 preview"], times=80, in_fetch=False)
     loop.main.write(tmp_path)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0))[1], "write-less")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0))[1], "write-less")
     assert remedy is not None
     assert remedy.predicted_speedup == pytest.approx(90 / 14, rel=0.05)
 
@@ -80,7 +80,7 @@ def test_the_line_that_calls_the_model_is_not_blamed_for_the_model(tmp_path: Pat
     look(loop.main, [SCIPY, SCRIPT], times=60, in_fetch=False, bits=layout.IN_MODEL)
     look(loop.main, [SCIPY, "/home/ada/metrics.py:7@2 count"], times=20, in_fetch=False)
     loop.main.write(tmp_path)
-    diagnosis = judge(tmp_path, Surroundings(cores=2.0))[1]
+    diagnosis = judge(tmp_path, MachineSummary(cores=2.0))[1]
     assert diagnosis.findings[0].code == "main-thread-bound"
     assert "count (/home/ada/metrics.py:7) has 100% of the looks" in diagnosis.findings[0].evidence[1]
     remedy = find(diagnosis, "speed-up-loop")
@@ -94,7 +94,7 @@ def test_what_a_batch_needs_before_its_forward_pass_can_be_done_by_workers(tmp_p
     look(loop.main, ["/home/ada/train.py:24@2 encode", SCRIPT], times=60, in_fetch=False)
     loop.fetches(200, 20, cpu=1).write(tmp_path)
     loop.main.write(tmp_path)
-    diagnosis = judge(tmp_path, Surroundings(cores=4.0))[1]
+    diagnosis = judge(tmp_path, MachineSummary(cores=4.0))[1]
     assert diagnosis.findings[0].code == "main-thread-bound"
     moved, faster = find(diagnosis, "move-to-workers"), find(diagnosis, "speed-up-loop")
     assert moved is not None
@@ -111,7 +111,7 @@ def test_the_one_worker_that_has_no_time_left_takes_no_more_work_for_nothing(tmp
     loop.fetches(200, 20, cpu=1).write(tmp_path)
     loop.main.write(tmp_path)
     # One core for all: it does not matter who prepares the batches.
-    moved = find(judge(tmp_path, Surroundings(cores=1.0))[1], "move-to-workers")
+    moved = find(judge(tmp_path, MachineSummary(cores=1.0))[1], "move-to-workers")
     assert moved is not None
     assert moved.predicted_speedup == pytest.approx(1.0, abs=0.1)
 
@@ -121,7 +121,7 @@ def test_what_comes_after_the_forward_pass_is_no_work_for_workers(tmp_path: Path
     run_steps(loop, 0.2, other=15)
     loop.fetches(200, 20, cpu=1).write(tmp_path)
     loop.main.write(tmp_path)
-    assert find(judge(tmp_path, Surroundings(cores=4.0))[1], "move-to-workers") is None
+    assert find(judge(tmp_path, MachineSummary(cores=4.0))[1], "move-to-workers") is None
 
 
 TRAIN = """\
@@ -184,7 +184,7 @@ def test_looks_share_out_the_loops_own_time_and_do_not_measure_it(tmp_path: Path
             loop.main.record(layout.STACK, f"{stepped} main", loop.now - round(30.5 * MS), 0, a=layout.ON_CPU)
         loop.main.record(layout.STACK, f"{stepped} main", loop.now - round(29.9 * MS), 0, a=layout.ON_CPU)
     loop.main.write(tmp_path)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0))[1], "speed-up-loop")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0))[1], "speed-up-loop")
     assert remedy is not None
     assert "iou" in remedy.title
     assert remedy.predicted_speedup == pytest.approx(35.2 / (5.2 + 1.5), rel=0.03)
@@ -199,7 +199,7 @@ def test_packing_is_not_called_useless_where_the_decoder_that_comes_with_it_help
     loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (90, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
     kernel = KernelTime(decode_s, taken=8, tried=8)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "pack")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0, data=LOCAL), kernel=kernel)[1], "pack")
     assert remedy is not None
     assert remedy.note == f"{words} will not help: reads are 0% of the time"
 
@@ -268,7 +268,7 @@ def judge_slow_files(folder: Path, data: DataFiles, *, blocked: float = 95, cpu:
         for _ in range(12):
             loop.step(wait=40, phase=phase)
     loop.main.write(folder)
-    around = Surroundings(
+    around = MachineSummary(
         cores=2.0, data=data, scratch="/scr/ada b", scratch_bytes_per_s=1e9, memory_limit_bytes=64e9,
         decoded_bytes=1e9,
     )  # fmt: skip
@@ -313,7 +313,7 @@ def preprocess(folder: Path, suffix: str) -> Remedy | None:
     loop.fetches(200, 20, cpu=100, parts=parts).write(folder)
     loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
     loop.main.write(folder)
-    around = Surroundings(cores=2.0, data=replace(LOCAL, suffixes=(suffix,)))
+    around = MachineSummary(cores=2.0, data=replace(LOCAL, suffixes=(suffix,)))
     return find(judge(folder, around)[1], "preprocess-once")
 
 
@@ -346,7 +346,7 @@ def keep_samples(
     worker.write(folder)
     loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": same})
     loop.main.write(folder)
-    diagnosis = judge(folder, Surroundings(cores=2.0, data=LOCAL), kept_s=kept_s)[1]
+    diagnosis = judge(folder, MachineSummary(cores=2.0, data=LOCAL), kept_s=kept_s)[1]
     memory, disk = find(diagnosis, "cache-in-memory"), find(diagnosis, "preprocess-once")
     assert memory is not None
     assert disk is not None
@@ -384,7 +384,7 @@ def find_decoding(folder: Path, crop: str) -> Finding:
     parts = {"decode:PIL": (85.0, 0.0), f"transform:{crop}": (10.0, 0.0)}
     loop.fetches(200, 20, cpu=100, parts=parts).write(folder)
     loop.main.write(folder)
-    return judge(folder, Surroundings(cores=2.0))[1].findings[0]
+    return judge(folder, MachineSummary(cores=2.0))[1].findings[0]
 
 
 def test_a_crop_is_blamed_only_where_there_is_one(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_contention_tells_of_the_computing_only_where_it_waits(tmp_path: Path) -
     run_steps(loop, 40)
     loop.fetches(200, 20, cpu=40, queue=60, parts={"decode:PIL": (35, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=0.9, cores_others=1.1))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, cores_ours=0.9, cores_others=1.1))
     assert diagnosis.findings[0].code == "contended"
     assert not [line for line in diagnosis.findings[0].evidence if "forward" in line]
 
@@ -407,7 +407,7 @@ def test_a_handover_that_takes_less_than_the_making_is_not_said_to_take_more(tmp
     run_steps(loop, 40, wait_cpu=2)
     loop.fetches(200, 20, cpu=100, parts={"collate:default_collate": (25, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     handover = next(finding for finding in diagnosis.findings if finding.code == "handover-bound")
     assert "more than" not in f"{handover.title} {handover.cause}"
     assert "longer than" not in f"{handover.title} {handover.cause}"
@@ -430,7 +430,7 @@ def test_a_loader_that_waits_for_cores_is_not_taken_for_a_slow_handover(
     drain(loop, 300)
     loop.fetches(200, 20, cpu=100, queue=queue).write(tmp_path)
     loop.main.write(tmp_path)
-    around = Surroundings(cores=2.0, cores_ours=0.4, cores_others=1.2 if queue else 0.0)
+    around = MachineSummary(cores=2.0, cores_ours=0.4, cores_others=1.2 if queue else 0.0)
     _, diagnosis = judge(tmp_path, around)
     shares = {finding.code: finding.share for finding in diagnosis.findings}
     assert judged(shares.get("handover-bound", 0.0))

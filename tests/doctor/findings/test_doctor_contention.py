@@ -12,8 +12,9 @@ from test_doctor_advice import find
 from test_doctor_findings import run_steps
 
 from feedrate.doctor.analyse.machine import read_machine
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import read_run
+from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -21,8 +22,8 @@ from feedrate.doctor.results import Diagnosis, DoctorOptions, Fact, Finding, Rem
 from feedrate.doctor.run import processes as trees
 from feedrate.machine.process import ProcessStat
 from feedrate.report.doctor import draw_diagnosis
-from feedrate.report.doctor_verify import compare_runs, draw_gate, draw_verification, passes_gate
-from support.diagnoses import make_decode_bound, rerun, write
+from feedrate.report.doctor_verify import draw_gate, draw_verification
+from support.diagnoses import make_decode_bound, reread, rerun
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import MACHINE, judge
 from support.machine_samples import make_process, make_sample, write_samples
@@ -35,7 +36,7 @@ def crowd(folder: Path, queue: float, *, others: float = 1.1) -> Diagnosis:
     cpu = 100 - queue
     loop.fetches(200, 20, cpu=cpu, queue=queue, parts={"decode:PIL": (0.9 * cpu, 0)}).write(folder)
     loop.main.write(folder)
-    return judge(folder, Surroundings(cores=2.0, cores_ours=0.9, cores_others=others))[1]
+    return judge(folder, MachineSummary(cores=2.0, cores_ours=0.9, cores_others=others))[1]
 
 
 def test_a_busy_machine_is_a_warning_where_the_user_can_do_more(tmp_path: Path) -> None:
@@ -143,8 +144,8 @@ def test_trials_on_a_busy_machine_count_only_beside_the_run_as_it_is(tmp_path: P
     detail = {"workers": 2}
     loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 25 * MS, batches=20, detail=detail)
     loop.main.write(tmp_path)
-    quiet = judge(tmp_path, Surroundings(cores=2.0))[1]
-    busy = judge(tmp_path, Surroundings(cores=2.0, cores_others=1.0))[1]
+    quiet = judge(tmp_path, MachineSummary(cores=2.0))[1]
+    busy = judge(tmp_path, MachineSummary(cores=2.0, cores_others=1.0))[1]
     assert [one.basis for one in quiet.remedies if one.name == "more-workers"] == ["measured"]
     assert "measured" not in [one.basis for one in busy.remedies if one.name == "more-workers"]
 
@@ -157,7 +158,7 @@ def test_half_precision_counts_against_the_steps_on_the_same_batches(tmp_path: P
     for phase, step in ((layout.REPLAY, 40), (layout.REPLAY_HALF_PRECISION, 20)):
         loop.main.fact("phase", phase=phase, start_ns=0, end_ns=20 * step * MS, batches=20)
     loop.main.write(tmp_path)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0, gpus=1))[1], "half-precision")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0, gpus=1))[1], "half-precision")
     assert remedy is not None
     assert remedy.predicted_speedup == pytest.approx(2.0, rel=0.1)
 
@@ -170,7 +171,7 @@ BUSY = Finding(
 def test_a_run_on_a_busy_machine_is_not_comparable() -> None:
     before = make_decode_bound()
     after = rerun(before, 0.27, findings=(BUSY, *before.findings))
-    verification = compare_runs(write(before), after)
+    verification = compare_runs(reread(before), after)
     text = draw_verification(verification)
     assert text.startswith(
         "Not comparable: the machine was busy in this run (other processes use 1.4 of 2 cores).\n"
@@ -178,7 +179,7 @@ def test_a_run_on_a_busy_machine_is_not_comparable() -> None:
     )
     assert "actual    0.27x" in text
     assert "note      other processes" not in text
-    assert not passes_gate(verification, 0.05)
+    assert not verification.keeps_speed(0.05)
     assert draw_gate(verification, 0.05).startswith(
         "failed: not comparable: the machine was busy in this run"
     )
@@ -187,17 +188,17 @@ def test_a_run_on_a_busy_machine_is_not_comparable() -> None:
 def test_an_earlier_run_on_a_busy_machine_is_no_measure_either() -> None:
     quiet = make_decode_bound()
     before = replace(quiet, findings=(BUSY, *quiet.findings))
-    verification = compare_runs(write(before), rerun(quiet, 2.5))
+    verification = compare_runs(reread(before), rerun(quiet, 2.5))
     assert draw_verification(verification).startswith(
         "Not comparable: the machine was busy in the earlier run (other processes use 1.4 of 2 cores).\n"
     )
-    assert not passes_gate(verification, 0.05)
+    assert not verification.keeps_speed(0.05)
 
 
 def test_who_is_fast_enough_on_a_busy_machine_passes_the_gate() -> None:
     before = make_decode_bound()
     after = rerun(before, 1.2, findings=(BUSY, *before.findings))
-    assert passes_gate(compare_runs(write(before), after), 0.05)
+    assert compare_runs(reread(before), after).keeps_speed(0.05)
 
 
 def test_a_dataset_that_cached_wraps_is_held_against_caching() -> None:
@@ -211,7 +212,7 @@ def test_a_dataset_that_cached_wraps_is_held_against_caching() -> None:
     before = replace(before, remedies=remedies, facts=(Fact("dataset", "data.Photos, 900 samples"),))
     for wrapper in ("feedrate.loader.cached.Cached", "feedrate.loader.cached.Mapped"):
         after = rerun(before, 1.9, facts=(Fact("dataset", f"{wrapper}, 900 samples"),))
-        verification = compare_runs(write(before), after)
+        verification = compare_runs(reread(before), after)
         assert verification.applied is not None
         assert verification.applied.name == "cache-in-memory"
         assert verification.is_inside
@@ -226,7 +227,7 @@ def test_what_a_normalised_pack_would_give_is_said_beside_what_a_plain_one_would
     )
     before = replace(before, remedies=remedies, facts=(Fact("dataset", "data.Photos, 900 samples"),))
     after = rerun(before, 1.4, facts=(Fact("dataset", "feedrate.loader.dataset.Dataset, 900 samples"),))
-    verification = compare_runs(write(before), after)
+    verification = compare_runs(reread(before), after)
     assert verification.applied is not None
     assert verification.applied.name == "faster-decode"
     assert "if 'pack them as baseline JPEGs' was done, 3.9x (3.2-4.8) was predicted" in verification.notes

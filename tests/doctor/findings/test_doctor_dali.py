@@ -15,7 +15,7 @@ import pytest
 from test_doctor_findings import run_steps
 
 from doctor_corpus.run_case import HERE
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis
 from support.doctor_runs import FakeLoop
@@ -108,7 +108,7 @@ def judge_dali(folder: Path, wait: float, **around: Any) -> Diagnosis:
     loop = FakeLoop(workers=0, loader=DALI)
     run_steps(loop, wait)
     loop.main.write(folder)
-    return judge(folder, Surroundings(cores=8.0, **around))[1]
+    return judge(folder, MachineSummary(cores=8.0, **around))[1]
 
 
 def test_waiting_for_dali_is_the_verdict_with_its_settings_and_what_cannot_be_seen(tmp_path: Path) -> None:
@@ -160,5 +160,5 @@ def test_only_a_loader_whose_stages_are_hidden_is_called_loader_bound(tmp_path: 
     loop = FakeLoop(workers=0)
     run_steps(loop, 30)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=8.0))
     assert "loader-bound" not in {finding.code for finding in diagnosis.findings}

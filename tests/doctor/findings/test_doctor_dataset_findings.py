@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from test_doctor_findings import run_steps
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.results import Diagnosis, Finding, Remedy
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
-ROOMY = Surroundings(cores=8.0)
+ROOMY = MachineSummary(cores=8.0)
 
 
 def find(diagnosis: Diagnosis, code: str) -> Finding | None:
@@ -164,7 +164,7 @@ def test_what_lies_under_views_must_fit_into_shared_memory(tmp_path: Path) -> No
             worker.fact("views", used_bytes=1_000_000, copied_bytes=40_000_000)
         worker.write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, shm_size_bytes=64e6))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=8.0, shm_size_bytes=64e6))
     finding = find(diagnosis, "shm-too-small")
     assert finding is not None
     assert any("160 MB" in line for line in finding.evidence)

@@ -18,7 +18,7 @@ from feedrate.doctor.analyse import data_files
 from feedrate.doctor.analyse.data_files import time_kernel
 from feedrate.doctor.analyse.loader_trial import TrialOptions
 from feedrate.doctor.analyse.machine import read_machine
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, Measured
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.examine import measure_run
@@ -135,7 +135,7 @@ def test_what_decoding_costs_is_shared_out_by_the_time_of_each_kind(
     loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (90, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
     kernel = KernelTime(0.001, taken=8, tried=16, taken_share=taken_share)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
     assert remedy is not None
     # A batch takes 110 ms of two cores: 90 are decoding; ours takes 1 ms for each of its four images.
     then = 20 + 90 * (1 - taken_share) + 4
@@ -154,7 +154,7 @@ def test_opening_goes_with_the_decoder_and_making_tensors_stays(tmp_path: Path) 
     worker.write(tmp_path)
     loop.main.write(tmp_path)
     kernel = KernelTime(0.001, taken=8, tried=8)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
     assert remedy is not None
     # Of 110 ms on two cores 80 are replaced by 8 images of 1 ms.
     assert remedy.predicted_speedup == pytest.approx(110 / (110 - 80 + 8), rel=0.05)
@@ -221,7 +221,7 @@ def test_the_call_that_is_tried_is_the_one_that_is_written(
     monkeypatch.setattr(examine, "find_call", lambda _: call)
     monkeypatch.setattr(examine, "try_loader", note)
     measured = measure_files(tmp_path, save_images(tmp_path / "photos", [".jpg"], side=96))
-    assert measured.call is call
+    assert measured.tried.call is call
     assert tried == [TrialOptions(feedrate.Resize(8), 0.25, 3)]
 
 
@@ -232,7 +232,7 @@ def test_what_limits_after_a_faster_decoder_is_not_the_decoder_of_before(tmp_pat
     loop.fetches(200, 20, cpu=100, parts=parts).write(tmp_path)
     loop.main.write(tmp_path)
     kernel = KernelTime(0.0005, taken=8, tried=8)
-    remedy = find(judge(tmp_path, Surroundings(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
+    remedy = find(judge(tmp_path, MachineSummary(cores=2.0, data=LOCAL), kernel=kernel)[1], "faster-decode")
     assert remedy is not None
     assert remedy.next_bottleneck == "transform-bound"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.sample import measure_sample
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -23,7 +23,7 @@ def test_a_loop_that_never_waits_is_device_bound(tmp_path: Path) -> None:
     loop.fetches(200, 30, cpu=10).write(tmp_path)
     loop.main.write(tmp_path)
     measured, diagnosis = judge(tmp_path)
-    assert measured.own_s == pytest.approx(0.0102, rel=0.01)
+    assert measured.loop.own_s == pytest.approx(0.0102, rel=0.01)
     assert [f.code for f in diagnosis.findings] == ["device-bound"]
 
 
@@ -84,9 +84,9 @@ def test_workers_busy_decoding_on_full_cores_are_decode_bound(tmp_path: Path) ->
         worker = loop.fetches(pid, 20, cpu=100, parts={"decode:PIL": (80, 0), "collate:default": (2, 0)})
         worker.write(tmp_path)
     loop.main.write(tmp_path)
-    measured, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
-    assert measured.sample is not None
-    assert measured.sample.kind("decode").cpu_s == pytest.approx(0.080 / 8)
+    measured, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
+    assert measured.samples.cost is not None
+    assert measured.samples.cost.kind("decode").cpu_s == pytest.approx(0.080 / 8)
     assert diagnosis.findings[0].code == "decode-bound"
     assert diagnosis.run.exposed_wait_share == pytest.approx(0.8, abs=0.01)
 
@@ -97,7 +97,7 @@ def test_two_busy_workers_on_eight_cores_are_starved_not_decode_bound(tmp_path: 
         loop.step(wait=40)
     loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (80, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=8.0))
     assert [f.code for f in diagnosis.findings[:2]] == ["workers-starved", "decode-bound"]
     assert diagnosis.findings[0].remedies[0].name == "more-workers"
 
@@ -108,7 +108,7 @@ def test_workers_that_wait_for_their_files_are_storage_bound(tmp_path: Path) -> 
         loop.step(wait=40)
     loop.fetches(200, 20, cpu=5, blocked=95, parts={"decode:PIL": (4, 80)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     assert diagnosis.findings[0].code == "storage-bound"
 
 
@@ -152,7 +152,7 @@ def test_an_epoch_start_is_a_pause_and_not_a_wait(tmp_path: Path) -> None:
     loop.main.write(tmp_path)
     measured, diagnosis = judge(tmp_path)
     assert diagnosis.findings[0].code == "epoch-start-pause"
-    assert measured.wait_s < 0.001
+    assert measured.loop.wait_s < 0.001
 
 
 def test_replayed_batches_say_what_the_device_takes(tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_replayed_batches_say_what_the_device_takes(tmp_path: Path) -> None:
         loop.step(wait=0.01, phase=layout.REPLAY)
     loop.main.write(tmp_path)
     measured, _ = judge(tmp_path)
-    assert measured.device is not None
-    assert measured.device.seconds == pytest.approx(0.010, rel=0.01)
+    assert measured.experiments.device is not None
+    assert measured.experiments.device.seconds == pytest.approx(0.010, rel=0.01)
 
 
 def test_a_ring_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_what_is_done_once_is_still_handed_over_in_every_epoch(tmp_path: Path) -
             worker.record(layout.HANDOVER, "", (1000 + 100 * number) * MS, 40 * MS, cpu=0, a=40 * MS)
         worker.write(tmp_path)
     loop.main.write(tmp_path)
-    measured, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
-    assert measured.feeder_cpu_s == pytest.approx(0.040)
+    measured, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
+    assert measured.samples.feeder_cpu_s == pytest.approx(0.040)
     once = next(remedy for remedy in diagnosis.remedies if remedy.name == "preprocess-once")
     # Of 152 ms on two cores, 56 stay: taking 20 MB, handing them over, and the training process.
     assert once.predicted_speedup == pytest.approx(152 / 56, rel=0.05)
@@ -209,9 +209,9 @@ def test_threads_that_help_with_samples_are_not_taken_for_the_handing_over(tmp_p
         worker.record(layout.HANDOVER, "", (1000 + 100 * number) * MS, 40 * MS, cpu=0, a=90 * MS)
     worker.write(tmp_path)
     loop.main.write(tmp_path)
-    measured, _ = judge(tmp_path, Surroundings(cores=4.0))
-    assert measured.feeder_cpu_s < 0.003
-    assert measured.feeder_cpu_s + measured.helpers_cpu_s == pytest.approx(0.090)
+    measured, _ = judge(tmp_path, MachineSummary(cores=4.0))
+    assert measured.samples.feeder_cpu_s < 0.003
+    assert measured.samples.feeder_cpu_s + measured.samples.helpers_cpu_s == pytest.approx(0.090)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +281,6 @@ def test_a_disk_that_reads_ahead_gives_no_more_than_all_of_the_bytes(
         is_rotational=False, files_seen=400, mean_bytes=1e5, suffixes=(".jpg",), resident=0.1,
         dataset_bytes=1e9,
     )  # fmt: skip
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, data=data, memory_limit_bytes=8e9))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, data=data, memory_limit_bytes=8e9))
     assert diagnosis.findings[0].code == "cold-cache"
     assert words in diagnosis.findings[0].evidence

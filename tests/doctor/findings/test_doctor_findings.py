@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.doctor.analyse.machine_summary import DataFiles, Surroundings
+from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.findings.diagnose import ALL
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -57,7 +57,7 @@ def test_waiting_for_cores_that_others_use_is_contention(tmp_path: Path) -> None
     run_steps(loop, 40)
     loop.fetches(200, 20, cpu=40, queue=60, parts={"decode:PIL": (35, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=0.9, cores_others=1.1))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, cores_ours=0.9, cores_others=1.1))
     assert first(diagnosis) == "contended"
     gain = next(remedy for remedy in diagnosis.remedies if remedy.name == "stop-others")
     assert diagnosis.findings[0].share == pytest.approx(1 - 1 / gain.predicted_speedup, abs=0.01)
@@ -68,7 +68,7 @@ def test_busy_neighbours_that_nobody_waits_for_are_no_cause(tmp_path: Path) -> N
     run_steps(loop, 40)
     loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (90, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=1.0, cores_others=0.9))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, cores_ours=1.0, cores_others=0.9))
     assert "contended" not in [f.code for f in diagnosis.findings]
 
 
@@ -77,7 +77,7 @@ def test_some_company_on_a_shared_machine_hides_no_other_cause(tmp_path: Path) -
     run_steps(loop, 40)
     loop.fetches(200, 20, cpu=80, queue=20, parts={"decode:PIL": (75, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=1.6, cores_others=0.4))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, cores_ours=1.6, cores_others=0.4))
     shares = {finding.code: finding.share for finding in diagnosis.findings}
     assert first(diagnosis) == "decode-bound"
     assert 0.1 < shares["contended"] < 0.25
@@ -92,7 +92,7 @@ def test_workers_that_may_use_one_core_only_are_pinned(tmp_path: Path) -> None:
         worker.fact("worker", worker_id=pid - 200, affinity=[0])
         worker.write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=4.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=4.0))
     assert first(diagnosis) == "workers-pinned"
     assert "unpin-workers" in [r.name for r in diagnosis.findings[0].remedies]
 
@@ -104,7 +104,7 @@ def test_fewer_workers_that_were_tried_and_gave_more_show_oversubscription(tmp_p
     detail = {"workers": 2}
     loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 35 * MS, batches=20, detail=detail)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     assert first(diagnosis) == "workers-oversubscribed"
     assert diagnosis.findings[0].remedies[0].basis == "measured"
 
@@ -120,7 +120,7 @@ def test_a_trial_counts_against_the_present_number_of_workers_at_that_time(tmp_p
             detail={"workers": workers},
         )  # fmt: skip
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     more = next(remedy for remedy in diagnosis.remedies if remedy.name == "more-workers")
     assert (more.basis, more.predicted_speedup) == ("measured", pytest.approx(100 / 70, rel=0.01))
     titles = {rate.name: rate.title for rate in diagnosis.rates}
@@ -140,7 +140,7 @@ def test_a_replay_on_a_machine_that_has_become_faster_counts_as_on_the_slower_on
     detail = {"workers": 1}
     loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 50 * MS, batches=20, detail=detail)
     loop.main.write(tmp_path)
-    measured, _ = judge(tmp_path, Surroundings(cores=2.0))
+    measured, _ = judge(tmp_path, MachineSummary(cores=2.0))
     assert measured.device_s * 1e3 == pytest.approx(expected, rel=0.02)
 
 
@@ -187,7 +187,7 @@ def test_a_model_left_on_the_cpu_of_a_machine_with_a_gpu_is_named(tmp_path: Path
     loop = FakeLoop(workers=2)
     run_steps(loop, 0.2)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, gpus=1, gpu_name="H200"))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=8.0, gpus=1, gpu_name="H200"))
     assert first(diagnosis) == "gpu-unused"
 
 
@@ -242,7 +242,7 @@ def test_files_that_come_from_memory_the_second_time_are_a_cold_cache(tmp_path: 
     worker.write(tmp_path)
     loop.fetches(201, 20, cpu=5, blocked=1, phase=layout.AGAIN).write(tmp_path)
     loop.main.write(tmp_path)
-    around = Surroundings(cores=2.0, data=LOCAL, memory_limit_bytes=8e9)
+    around = MachineSummary(cores=2.0, data=LOCAL, memory_limit_bytes=8e9)
     _, diagnosis = judge(tmp_path, around)
     assert first(diagnosis) == "cold-cache"
 
@@ -255,7 +255,7 @@ def test_deterministic_work_in_compiled_code_is_repeated_work(tmp_path: Path) ->
     ).write(tmp_path)
     loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     assert first(diagnosis) == "repeated-work"
 
 
@@ -269,7 +269,7 @@ def test_data_that_is_gone_through_once_repeats_nothing(tmp_path: Path) -> None:
     ).write(tmp_path)
     loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, data=LOCAL, memory_limit_bytes=8e9))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, data=LOCAL, memory_limit_bytes=8e9))
     assert first(diagnosis) == "transform-bound"
     assert not {"cache-in-memory", "warm-page-cache"} & {remedy.name for remedy in diagnosis.remedies}
     once = next(remedy for remedy in diagnosis.remedies if remedy.name == "preprocess-once")
@@ -283,7 +283,7 @@ def test_batches_that_cost_more_to_hand_over_than_to_make_are_handover_bound(tmp
     worker = loop.fetches(200, 20, cpu=70, parts={"collate:default_collate": (55, 0)})
     worker.write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     assert first(diagnosis) == "handover-bound"
 
 
@@ -293,7 +293,7 @@ def test_unpinned_floats_that_take_long_to_copy_are_copy_bound(tmp_path: Path) -
     loop.main.fact("copy-rates", pinned_bytes_per_s=5e10, pageable_bytes_per_s=1e10)
     run_steps(loop, 0.2)
     loop.main.write(tmp_path)
-    around = Surroundings(
+    around = MachineSummary(
         cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.6, copied_bytes=4e7, copied_element_bytes=4
     )
     _, diagnosis = judge(tmp_path, around)
@@ -311,7 +311,7 @@ def test_pinned_copies_that_the_computing_waits_for_are_copy_bound(tmp_path: Pat
         loop.main.record(layout.SYNC, "item train.py:30", loop.now, 5 * MS)
         loop.now += 5 * MS
     loop.main.write(tmp_path)
-    around = Surroundings(
+    around = MachineSummary(
         cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.2, copied_bytes=3e8, copied_element_bytes=4,
         copies_are_pinned=True,
     )  # fmt: skip
@@ -328,7 +328,7 @@ def test_copies_beside_the_computing_are_not_its_cause(tmp_path: Path) -> None:
     loop.main.fact("copy-rates", pinned_bytes_per_s=5e10, pageable_bytes_per_s=1e10)
     run_steps(loop, 0.2)
     loop.main.write(tmp_path)
-    around = Surroundings(
+    around = MachineSummary(
         cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.95, copied_bytes=3e8, copied_element_bytes=4,
         copies_are_pinned=True, copies_are_beside=True,
     )  # fmt: skip
@@ -347,8 +347,8 @@ def test_two_loaders_in_one_step_count_together(tmp_path: Path) -> None:
         loop.main.record(layout.FETCH, "", loop.now, 9 * MS, cpu=9 * MS, a=2, c=number)
         loop.step(wait=9, forward=2, backward=2, optimizer=1)
     loop.main.write(tmp_path)
-    measured, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
-    assert measured.samples_per_step == pytest.approx(8)
+    measured, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
+    assert measured.loop.samples_per_step == pytest.approx(8)
     assert first(diagnosis) == "workers-starved"
     more = next(r for r in diagnosis.remedies if r.name == "more-workers")
     assert more.title == "use 1 worker in each loader instead of 0"
@@ -366,9 +366,9 @@ def test_two_loaders_in_one_step_are_known_where_few_steps_are_probed(tmp_path: 
         loop.now += 27 * MS
         loop.step(wait=9, forward=2, backward=2, optimizer=1, probed=is_probed)
     loop.main.write(tmp_path)
-    measured, _ = judge(tmp_path, Surroundings(cores=2.0))
+    measured, _ = judge(tmp_path, MachineSummary(cores=2.0))
     assert measured.loop.validations == 0
-    assert measured.samples_per_step == pytest.approx(8)
+    assert measured.loop.samples_per_step == pytest.approx(8)
 
 
 def test_a_value_read_at_every_step_of_an_idle_gpu_is_sync_bound(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_value_read_at_every_step_of_an_idle_gpu_is_sync_bound(tmp_path: Path)
         loop.main.record(layout.SYNC, "item train.py:30", loop.now, 8 * MS)
         loop.now += 8 * MS
     loop.main.write(tmp_path)
-    around = Surroundings(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.5)
+    around = MachineSummary(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.5)
     _, diagnosis = judge(tmp_path, around)
     assert first(diagnosis) == "sync-bound"
 
@@ -394,7 +394,7 @@ def test_a_value_read_now_and_then_from_a_busy_gpu_is_no_cause(tmp_path: Path) -
             loop.main.record(layout.SYNC, "item train.py:30", loop.now, 33 * MS)
             loop.now += 33 * MS
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.79))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.79))
     assert first(diagnosis) == "device-bound"
 
 
@@ -403,7 +403,7 @@ def test_page_faults_of_a_job_at_its_memory_limit_are_memory_pressure(tmp_path: 
     run_steps(loop, 40)
     loop.fetches(200, 20, cpu=5, blocked=95, faults=500).write(tmp_path)
     loop.main.write(tmp_path)
-    around = Surroundings(
+    around = MachineSummary(
         cores=2.0, memory_limit_bytes=1e9, memory_used_bytes=0.97e9, major_faults_per_s=2000.0, data=LOCAL
     )
     _, diagnosis = judge(tmp_path, around)
@@ -416,5 +416,5 @@ def test_a_run_that_died_of_a_full_shm_says_so(tmp_path: Path) -> None:
     error = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
     loop.main.fact("end", how="exception", error=error)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=8.0, shm_size_bytes=6.4e7))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=8.0, shm_size_bytes=6.4e7))
     assert first(diagnosis) == "shm-too-small"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_doctor_findings import first, run_steps
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.hook.feedrate_hook import layout
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
@@ -21,7 +21,7 @@ def run_on_gpu(folder: Path, **around: Any) -> Any:
     loop.main.fact("module", **{"class": "Net", "device": "cuda:0"})
     run_steps(loop, 0.1)
     loop.main.write(folder)
-    _, diagnosis = judge(folder, Surroundings(cores=8.0, gpus=1, gpu_name="H200", **around))
+    _, diagnosis = judge(folder, MachineSummary(cores=8.0, gpus=1, gpu_name="H200", **around))
     return diagnosis
 
 
@@ -74,7 +74,7 @@ def copy_pageable(folder: Path, *, pending: float) -> Any:
         loop.main.record(layout.DEVICE, "", arrived, wall, a=before, b=-1, c=MS)
         loop.step(wait=0.1, before=timed, forward=0.5, backward=1, optimizer=0.5)
     loop.main.write(folder)
-    around = Surroundings(
+    around = MachineSummary(
         cores=8.0, gpus=1, gpu_name="H200", gpu_utilisation=0.2, copied_bytes=3e8, copied_element_bytes=4
     )
     return judge(folder, around)[1]

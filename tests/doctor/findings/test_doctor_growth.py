@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feedrate.doctor.analyse.machine import read_machine
-from feedrate.doctor.analyse.machine_summary import Growth, Surroundings, measure_growth
+from feedrate.doctor.analyse.machine_summary import Growth, MachineSummary, measure_growth
 from support.doctor_runs import FakeLoop
 from support.judged_runs import judge
 from support.machine_samples import SECOND, make_process, make_sample, write_samples
@@ -89,7 +89,7 @@ def judge_growth(folder: Path, growth: Growth, used: float) -> Any:
     for _ in range(40):
         loop.step(wait=0.2)
     loop.main.write(folder)
-    around = Surroundings(cores=2.0, memory_limit_bytes=25e9, memory_used_bytes=used, growth=growth)
+    around = MachineSummary(cores=2.0, memory_limit_bytes=25e9, memory_used_bytes=used, growth=growth)
     return judge(folder, around)[1]
 
 

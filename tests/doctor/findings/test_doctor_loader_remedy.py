@@ -13,13 +13,13 @@ from test_doctor_advice import find
 from test_doctor_findings import LOCAL, run_steps
 
 from feedrate.cli import make_parser
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
+from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.findings.feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Fact, Remedy
-from feedrate.report.doctor_verify import compare_runs
-from support.diagnoses import make_decode_bound, rerun, write
+from support.diagnoses import make_decode_bound, reread, rerun
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
@@ -27,7 +27,7 @@ TRIAL = LoaderTrial(
     images=200, threads=2, images_per_s=2000.0, busy_threads=2.0, cpu_s=0.001, alone_cpu_s=0.001,
     scan_s=0.0005,
 )  # fmt: skip
-HERE = Surroundings(cores=2.0, data=LOCAL)
+HERE = MachineSummary(cores=2.0, data=LOCAL)
 DECODING = {"decode:PIL": (98.0, 0.0)}
 
 
@@ -38,7 +38,7 @@ def judge_loop(
     cpu: float = 100,
     blocked: float = 0,
     wait: float = 40,
-    around: Surroundings = HERE,
+    around: MachineSummary = HERE,
     trial: LoaderTrial = TRIAL,
     device: str = "cpu",
 ) -> Diagnosis:
@@ -99,7 +99,8 @@ def test_a_recognised_call_is_the_code_and_no_line_is_guessed(tmp_path: Path) ->
     loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
     loop.main.write(tmp_path)
     measured, _ = judge(tmp_path, HERE, trial=TRIAL)
-    remedy = replace_loader(replace(measured, call=LoaderCall({}, "loader = 1\n", ("a flip",))))
+    call = LoaderCall({}, "loader = 1\n", ("a flip",))
+    remedy = replace_loader(replace(measured, tried=replace(measured.tried, call=call)))
     assert remedy is not None
     assert (remedy.code, remedy.left_out, remedy.change) == ("loader = 1\n", ("a flip",), None)
 
@@ -299,7 +300,7 @@ def test_a_loader_is_told_from_a_dataset_in_the_dataloader(fact: str, after: str
     facts = (Fact("loader", "DataLoader, made at a.py:1"), Fact("dataset", "data.Photos, 9 samples"))
     before = replace(make_decode_bound(), remedies=remedies, facts=facts)
     changed = tuple(Fact(fact, after) if one.name == fact else one for one in facts)
-    verification = compare_runs(write(before), rerun(before, 3.0, facts=changed))
+    verification = compare_runs(reread(before), rerun(before, 3.0, facts=changed))
     assert verification.applied is not None
     assert verification.applied.name == applied
     assert not [note for note in verification.notes if "feedrate.Loader" in note]

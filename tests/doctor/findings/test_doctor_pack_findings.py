@@ -12,8 +12,8 @@ from test_doctor_findings import LOCAL
 
 from feedrate.doctor.analyse.data_files import describe_pack, time_pack_images
 from feedrate.doctor.analyse.machine import read_machine
-from feedrate.doctor.analyse.machine_summary import Surroundings
-from feedrate.doctor.analyse.metrics import Measured, PackImages
+from feedrate.doctor.analyse.machine_summary import MachineSummary
+from feedrate.doctor.analyse.metrics import Measured, PackImages, Tried
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
@@ -41,7 +41,7 @@ def run_loader(
     folder: Path, *, wait: float, busy: dict[str, float], loader: dict[str, Any] | None = None,
     drain: float | None = None, again: float | None = None, cpu: float = 0.0,
     stats: dict[str, float] | None = None, reasons: dict[str, int] | None = None,
-    device_bytes: int = 0, around: Surroundings | None = None, images: PackImages | None = IMAGES,
+    device_bytes: int = 0, around: MachineSummary | None = None, images: PackImages | None = IMAGES,
     forward: float = 4,
 ) -> tuple[Measured, Diagnosis]:  # fmt: skip
     """Judge a made-up run; milliseconds per batch. `busy`: of each stage, over all threads of the loader."""
@@ -59,8 +59,8 @@ def run_loader(
             _drain(loop, phase, seconds, {"cpu_s": 20 * cpu / 1e3, "device_bytes": 20 * device_bytes})
     loop.main.write(folder)
     measured = measure(
-        read_run(folder), around or Surroundings(cores=4.0, memory_limit_bytes=1e11), warmup=2, kernel=None,
-        images=images,
+        read_run(folder), around or MachineSummary(cores=4.0, memory_limit_bytes=1e11), warmup=2,
+        tried=Tried(images=images),
     )  # fmt: skip
     assert measured is not None
     return measured, diagnose(
@@ -157,7 +157,7 @@ def test_a_remote_pack_that_comes_too_slowly_is_a_case_for_scratch(tmp_path: Pat
 
 def test_a_local_pack_on_a_slow_mount_is_a_case_for_staging(tmp_path: Path) -> None:
     mount = replace(LOCAL, folder="/net/pack", kind="nfs4", is_network=True)
-    around = Surroundings(cores=4.0, data=mount, scratch="/scr", scratch_bytes_per_s=1e9)
+    around = MachineSummary(cores=4.0, data=mount, scratch="/scr", scratch_bytes_per_s=1e9)
     _, diagnosis = run_loader(
         tmp_path, wait=30, busy={"read and decode": 70}, drain=38, again=6, cpu=20, around=around,
         device_bytes=BATCH * 100_000,
@@ -173,8 +173,8 @@ def test_batches_that_merely_came_faster_again_are_no_case_for_storage(tmp_path:
     measured, diagnosis = run_loader(
         tmp_path, wait=30, busy={"read and decode": 70}, drain=38, again=25, cpu=140
     )
-    assert measured.sample is not None
-    assert measured.sample.total.blocked_s == 0
+    assert measured.samples.cost is not None
+    assert measured.samples.cost.total.blocked_s == 0
     assert "storage-bound" not in [finding.code for finding in diagnosis.findings]
 
 
@@ -215,8 +215,8 @@ def test_copies_of_host_batches_to_a_gpu_are_a_case_for_the_device_option(tmp_pa
         loop.main.record(layout.COPY, "train.py:3", loop.now + MS, 20 * MS, a=10**8, c=1)
         loop.step(wait=1, before=20)
     loop.main.write(tmp_path)
-    around = Surroundings(cores=4.0, gpus=1, gpu_name="GPU", copied_bytes=1e8, copied_element_bytes=1)
-    measured = measure(read_run(tmp_path), around, warmup=2, kernel=None)
+    around = MachineSummary(cores=4.0, gpus=1, gpu_name="GPU", copied_bytes=1e8, copied_element_bytes=1)
+    measured = measure(read_run(tmp_path), around, warmup=2)
     assert measured is not None
     diagnosis = diagnose(measured, command=["x"], mode="passive", exit_code=0, seconds=1.0, machine=MACHINE)
     (remedy,) = [one for one in diagnosis.remedies if one.name == "batches-on-device"]
@@ -254,17 +254,20 @@ def test_a_loader_that_is_made_anew_for_each_epoch_counts_from_zero_again(tmp_pa
     for _ in range(STEPS):
         loop.step(wait=1)
     loop.main.write(tmp_path)
-    measured = measure(read_run(tmp_path), Surroundings(cores=4.0), warmup=2, kernel=None)
+    measured = measure(read_run(tmp_path), MachineSummary(cores=4.0), warmup=2)
     assert measured is not None
-    assert measured.stages is None  # all notes are from before the steps that count
+    assert measured.samples.stages is None  # all notes are from before the steps that count
     loop.main.fact(
         "loader-stats", t_ns=loop.now, loader="loader-0", batches=7, samples=56, stages={"index": 1.4}
     )
     loop.main.write(tmp_path)
-    measured = measure(read_run(tmp_path), Surroundings(cores=4.0), warmup=2, kernel=None)
+    measured = measure(read_run(tmp_path), MachineSummary(cores=4.0), warmup=2)
     assert measured is not None
-    assert measured.stages is not None
-    assert (measured.stages.batches, measured.stages.busy_s) == (7, {"index": pytest.approx(0.2)})
+    assert measured.samples.stages is not None
+    assert (measured.samples.stages.batches, measured.samples.stages.busy_s) == (
+        7,
+        {"index": pytest.approx(0.2)},
+    )
 
 
 def judge_dataset(folder: Path, dataset: str) -> Diagnosis:
@@ -275,7 +278,7 @@ def judge_dataset(folder: Path, dataset: str) -> Diagnosis:
         loop.step(wait=40)
     loop.fetches(200, 20, cpu=100, parts={"decode:feedrate": (90, 0)}).write(folder)
     loop.main.write(folder)
-    return judge(folder, Surroundings(cores=2.0, data=LOCAL, decoded_bytes=1e6, memory_limit_bytes=1e10))[1]
+    return judge(folder, MachineSummary(cores=2.0, data=LOCAL, decoded_bytes=1e6, memory_limit_bytes=1e10))[1]
 
 
 def test_nobody_is_told_to_pack_what_is_a_pack(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.findings.catalogue import CATALOGUE, rank
 from feedrate.doctor.hook.feedrate_hook import layout
 from support.doctor_runs import MS, FakeLoop
@@ -51,7 +51,7 @@ def test_contention_leaves_the_shares_of_what_it_explains_alone(tmp_path: Path) 
         loop.step(wait=90)
     loop.fetches(200, 20, cpu=80, queue=100, parts={"decode:PIL": (80, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0, cores_ours=0.9, cores_others=1.1))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0, cores_ours=0.9, cores_others=1.1))
     contended, decode = diagnosis.findings[:2]
     assert (contended.code, decode.code) == ("contended", "decode-bound")
     assert contended.share == pytest.approx(0.5, abs=0.03)
@@ -69,7 +69,7 @@ def test_too_few_workers_stand_before_the_decoding_with_the_share_that_more_of_t
     detail = {"workers": 3}
     loop.main.fact("phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * 35 * MS, batches=20, detail=detail)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=3.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=3.0))
     starved, decode = diagnosis.findings[:2]
     assert (starved.code, decode.code) == ("workers-starved", "decode-bound")
     assert starved.share == pytest.approx(0.3, abs=0.02)
@@ -97,7 +97,7 @@ def test_a_loader_that_only_shares_the_cores_is_told_with_its_share_after_the_de
             loop.step(wait=0.2, backward=backward, phase=phase)
     loop.fetches(200, 20, cpu=60, parts={"decode:PIL": (58, 0)}).write(tmp_path)
     loop.main.write(tmp_path)
-    _, diagnosis = judge(tmp_path, Surroundings(cores=2.0))
+    _, diagnosis = judge(tmp_path, MachineSummary(cores=2.0))
     device, decode = diagnosis.findings
     assert (device.code, decode.code) == ("device-bound", "decode-bound")
     assert 0.1 < decode.share < 0.2

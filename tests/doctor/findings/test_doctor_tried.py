@@ -11,7 +11,7 @@ import pytest
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Remedy
-from feedrate.report.doctor_words import describe_useless
+from feedrate.report import doctor_words as words
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
@@ -68,7 +68,7 @@ def test_a_layout_that_gives_nothing_is_said_to_give_nothing(
 ) -> None:
     remedy = find(judge_loop(make_device_bound(factor=factor), tmp_path), "channels-last")
     assert remedy.predicted_speedup < 1.03
-    assert describe_useless(remedy) == said
+    assert words.useless(remedy) == said
 
 
 def test_a_faster_device_gives_nothing_to_a_run_that_waits_for_data(tmp_path: Path) -> None:

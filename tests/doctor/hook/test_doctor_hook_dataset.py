@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.sample import Views
 from feedrate.doctor.hook.feedrate_hook.record import parts, prelude
 from support.hooked import PREAMBLE, Run, run_script
@@ -158,7 +158,7 @@ for batch in DataLoader(Shards(), batch_size=2, num_workers=3, collate_fn=list):
 def test_a_run_with_all_of_it_is_measured_as_it_was_written(tmp_path: Path) -> None:
     run = run_script(tmp_path, ALL_THREE)
     assert (run.code, run.facts("trouble")) == (0, [])
-    measured, diagnosis = judge(run.folder, Surroundings(cores=4.0))
+    measured, diagnosis = judge(run.folder, MachineSummary(cores=4.0))
     assert measured.idle.count == 2
     assert measured.views == Views(used_bytes=2 * 16, copied_bytes=2 * 4_000_000)
     assert measured.start is not None

@@ -118,7 +118,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
     def fail() -> None:
         raise ValueError("an odd line")
 
-    monkeypatch.setattr("feedrate.machine.counters.read_network", fail)
+    monkeypatch.setattr("feedrate.machine.process.read_network", fail)
     assert taker.take()["network"] is None
     sample = taker.take()
     assert sample["troubles"] == {"network": "ValueError: an odd line"}
@@ -301,7 +301,7 @@ def test_means_are_weighted_by_the_time_that_a_sample_speaks_for(tmp_path: Path)
     trace = read_machine(write_samples(tmp_path, samples))
     # Sample 1 speaks for 10 to 11 s, sample 2 for 11 to 12 s: half of the first, all of the second.
     means = trace.between(round(10.5 * SECOND), 12 * SECOND)
-    assert means.cores_busy_ours == pytest.approx((0.5 * 1 + 1.0 * 2) / 1.5)
+    assert means.cores_ours == pytest.approx((0.5 * 1 + 1.0 * 2) / 1.5)
     assert means.seconds == pytest.approx(1.5)
     assert means.per_core == (1.0, 0.5)
     assert means.busiest_core == 1.0
@@ -312,23 +312,30 @@ def test_means_are_weighted_by_the_time_that_a_sample_speaks_for(tmp_path: Path)
 def test_what_was_not_told_is_unknown(tmp_path: Path) -> None:
     trace = read_machine(write_samples(tmp_path, [make_sample(1, pressure=None, disks={}, nfs=None)]))
     means = trace.between(0, 5 * SECOND)
-    assert means.cores_busy_ours == 1.0
-    assert means.psi_io is means.disk_busy is means.nfs_read_rate is means.mem_used is means.swap_rate is None
+    assert means.cores_ours == 1.0
+    assert (
+        means.io_stall_share
+        is means.disk_busy
+        is means.nfs_read_bytes_per_s
+        is means.memory_held_bytes
+        is means.swap_in_bytes_per_s
+        is None
+    )
     assert means.throttled_share is means.biggest_other is None
-    assert means.gpu_util == ()
-    assert trace.between(50 * SECOND, 60 * SECOND).cores_busy_ours is None
+    assert means.gpus == ()
+    assert trace.between(50 * SECOND, 60 * SECOND).cores_ours is None
 
 
 def test_a_machine_on_which_the_command_never_ran_says_nothing_about_it(tmp_path: Path) -> None:
     trace = read_machine(write_samples(tmp_path, [make_sample(n, processes=[]) for n in range(3)]))
     assert len(trace) == 0
-    assert trace.between(0, 3 * SECOND).cores_busy_others is None
+    assert trace.between(0, 3 * SECOND).cores_others is None
 
 
 def test_a_run_without_samples_answers_unknown(tmp_path: Path) -> None:
     trace = read_machine(tmp_path)
     assert len(trace) == 0
-    assert trace.between(0, SECOND).cores_busy_ours is None
+    assert trace.between(0, SECOND).cores_ours is None
     assert trace.growth_per_s(1) is None
     assert trace.curves() == ()
 
@@ -342,7 +349,7 @@ def test_disks_add_up_without_what_lies_above_them(tmp_path: Path) -> None:
     disk = {"read_per_s": 100, "write_per_s": 10, "busy": 0.25}
     disks = {"sda": disk, "sdb": {**disk, "busy": 0.75}, "dm-0": {**disk, "read_per_s": 200}}
     means = read_machine(write_samples(tmp_path, [make_sample(1, disks=disks)])).between(0, SECOND)
-    assert (means.disk_read_rate, means.disk_write_rate, means.disk_busy) == (200, 20, 0.75)
+    assert (means.disk_read_bytes_per_s, means.disk_written_bytes_per_s, means.disk_busy) == (200, 20, 0.75)
 
 
 def test_the_biggest_other_is_the_one_that_used_most_over_the_whole_time(tmp_path: Path) -> None:
@@ -399,9 +406,9 @@ def test_gpus_are_read_one_by_one_and_what_they_do_not_tell_is_unknown(tmp_path:
     samples[0]["gpu_processes"] = [{"gpu": 1, "pid": 99, "memory": 20}]
     trace = read_machine(write_samples(tmp_path, samples))
     means = trace.between(0, 2 * SECOND)
-    assert means.gpu_util == (0.5, None)
-    assert means.gpu_memory == (10, 20)
-    assert means.gpu_to_device_rate == (None, None)
+    assert [gpu.utilisation for gpu in means.gpus] == [0.5, None]
+    assert [gpu.memory_used_bytes for gpu in means.gpus] == [10, 20]
+    assert [gpu.to_device_bytes_per_s for gpu in means.gpus] == [None, None]
     assert [(other.gpu, other.pid) for other in trace.gpu_others] == [(1, 99)]
     names = {curve.name for curve in trace.curves()}
     assert "GPU 0, busy" in names
@@ -415,9 +422,9 @@ def test_a_gpu_is_as_busy_as_the_looks_inside_the_time_say(tmp_path: Path) -> No
     trace = read_machine(
         write_samples(tmp_path, [make_sample(1, gpus=[gpu]), make_sample(4, gpus=[gpu], gpu_glances=looks)])
     )
-    assert trace.between(1 * SECOND, 3 * SECOND).gpu_util == (pytest.approx(0.95),)
-    assert trace.between(1 * SECOND, 4 * SECOND).gpu_others == (0.25,)
-    assert trace.between(10 * SECOND, 11 * SECOND).gpu_util == (None,)
+    assert trace.between(1 * SECOND, 3 * SECOND).gpus[0].utilisation == pytest.approx(0.95)
+    assert trace.between(1 * SECOND, 4 * SECOND).gpus[0].others_share == 0.25
+    assert trace.between(10 * SECOND, 11 * SECOND).gpus[0].utilisation is None
 
 
 def test_what_others_have_of_a_gpu_is_asked_when_somebody_was_there_before(

@@ -64,7 +64,7 @@ if __name__ == "__main__":
     parser.add_argument("--pack")
     arguments = parser.parse_args()
     if arguments.write_pack:
-        from feedrate.packing import pack
+        from feedrate import pack
 
         pack(arguments.data, arguments.write_pack)
     else:

@@ -68,7 +68,7 @@ def main():
     dataset = Flowers(args.data, Compose(RandomCrop(96), ToTensor()))
     classes = len(dataset.classes)
     if args.write_pack:
-        from feedrate.packing import pack
+        from feedrate import pack
 
         pack(args.data, args.write_pack)
         return

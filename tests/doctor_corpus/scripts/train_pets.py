@@ -77,7 +77,7 @@ def main():
     parser.add_argument("--pack")
     args = parser.parse_args()
     if args.write_pack:
-        from feedrate.packing import pack
+        from feedrate import pack
 
         pack(args.data, args.write_pack)
         return

@@ -91,7 +91,7 @@ if __name__ == "__main__":
     parser.add_argument("--pack")
     arguments = parser.parse_args()
     if arguments.make_pack:
-        from feedrate.packing import pack
+        from feedrate import pack
 
         pack(arguments.folder, arguments.make_pack)
     else:

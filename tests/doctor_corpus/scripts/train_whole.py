@@ -44,7 +44,7 @@ def main():
     dataset = Photos(args.root)
     if args.pack:
         import feedrate
-        from feedrate.packing import pack
+        from feedrate import pack
 
         if args.write_pack:
             pack(args.root, args.pack)

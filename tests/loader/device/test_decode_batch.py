@@ -17,7 +17,7 @@ from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS
 from feedrate.kernel import pillow
-from feedrate.loader import crops as module
+from feedrate.loader import decode as module
 from feedrate.loader.device import gpu_decode
 from support.fake_gpu import FakeGpu
 from support.packs import encode_image, encode_mixed, make_noise
@@ -35,7 +35,7 @@ def by_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def decode_crops(images: Any, entries: Any, crops: Any, *rest: Any) -> Any:
         made.append(len(crops.image))
-        return kernel.crops.decode_crops(images, entries, crops, *rest)
+        return kernel.decoding.decode_crops(images, entries, crops, *rest)
 
     monkeypatch.setattr(kernel, "decode_crops", decode_crops)
     return made
@@ -180,7 +180,7 @@ def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
     decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
     turns, on_cpu = gpu.launches.count("read_coefficients"), sum(by_cpu)
     monkeypatch.setattr(module, "_opened", {})
-    monkeypatch.setattr(f"feedrate.loader.crops.{limit}", value)
+    monkeypatch.setattr(f"feedrate.loader.decode.{limit}", value)
     got = decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
     assert torch.equal(got, want)
     assert sum(by_cpu) == 2 * on_cpu
@@ -231,8 +231,8 @@ def test_batches_one_after_the_other_use_the_same_memory() -> None:
 @pytest.mark.parametrize("data", [JPEG, PROGRESSIVE], ids=["baseline", "progressive"])
 def test_the_cpu_decodes_a_shared_image_once(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    alone, whole = kernel.crops._decode_alone, pillow.decode_whole
-    monkeypatch.setattr(kernel.crops, "_decode_alone", lambda *a: decoded.append("alone") or alone(*a))
+    alone, whole = kernel.decoding._decode_alone, pillow.decode_whole
+    monkeypatch.setattr(kernel.decoding, "_decode_alone", lambda *a: decoded.append("alone") or alone(*a))
     monkeypatch.setattr(pillow, "decode_whole", lambda one: decoded.append("whole") or whole(one))
     boxes = [(0, 0, 60, 60), (10, 4, 64, 64), (1, 1, 80, 50)]
     got = decode_batch([data], boxes, 16, image_index=[0, 0, 0], device="cpu")
@@ -242,8 +242,8 @@ def test_the_cpu_decodes_a_shared_image_once(data: bytes, monkeypatch: pytest.Mo
 
 def test_small_crops_far_apart_are_decoded_from_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[str] = []
-    alone = kernel.crops._decode_alone
-    monkeypatch.setattr(kernel.crops, "_decode_alone", lambda *a: decoded.append("alone") or alone(*a))
+    alone = kernel.decoding._decode_alone
+    monkeypatch.setattr(kernel.decoding, "_decode_alone", lambda *a: decoded.append("alone") or alone(*a))
     options: dict[str, Any] = {"image_index": [0, 0], "device": "cpu"}
     boxes = [(0, 0, 9, 9), (80, 60, 96, 70)]
     got = decode_batch([JPEG], boxes, 8, entries=[kernel.scan(JPEG).entries], **options)

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, kernel
+from feedrate import CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View, index, kernel
 from feedrate.errors import BadSample, FeedrateError, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.loader.cache import Cache
 from feedrate.loader.device import gpu_decode
 from feedrate.loader.device.transfer import Transfer
-from feedrate.packing import index
 from feedrate.remote.pack import RemotePack
 from support.damage import flip_byte
 from support.fake_gpu import FakeGpu
@@ -387,10 +386,10 @@ def test_what_is_damaged_on_scratch_comes_from_the_source(mixed: Path, scratch: 
     with Loader(mixed, scratch=scratch, device="cuda", decode="gpu", **OPTIONS) as loader:
         opened = loader._resources.pack
         assert isinstance(opened, RemotePack)
-        assert opened.landing is not None
-        opened.landing.let_flow()
-        opened.landing._thread.join(120)
-        copy = opened.landing.copy
+        assert opened.copy is not None
+        opened.copy.let_flow()
+        opened.copy._thread.join(120)
+        copy = opened.copy.copy
     for shard in copy.data.glob("shard-*.tar"):
         flip_byte(shard, 40)
     got, stats = load(mixed, "gpu", scratch=scratch)

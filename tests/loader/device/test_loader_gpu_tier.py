@@ -11,13 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Cache, CenterCrop, Loader, RandomCrop, RandomResizedCrop, Resize, View
+from feedrate import (
+    Cache,
+    CenterCrop,
+    Loader,
+    PackOptions,
+    RandomCrop,
+    RandomResizedCrop,
+    Recode,
+    Resize,
+    View,
+    pack,
+)
 from feedrate.errors import BadSample, GpuError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.kernel import pillow
 from feedrate.loader.cache import GpuBudget
-from feedrate.loader.device import gpu_decode, gpu_tier, stored_pixels
-from feedrate.packing import PackOptions, Recode, pack
+from feedrate.loader.device import gpu_decode, gpu_tier
 from support.damage import flip_byte
 from support.fake_gpu import FakeGpu
 from support.packs import (
@@ -482,8 +492,8 @@ def test_a_crop_whose_weights_are_unsure_comes_from_the_cpu(gpu: FakeGpu, mixed:
     [
         ("gpu_decode.kernels.MOST_MEMORY", 300_000),
         ("gpu_decode.MOST_READ_BYTES", 30_000),
-        ("stored_pixels.MOST_CROP_BYTES", 60_000),
-        ("stored_pixels.MOST_HOST_BYTES", 20_000),
+        ("gpu_tier.MOST_CROP_BYTES", 60_000),
+        ("gpu_tier.MOST_HOST_BYTES", 20_000),
     ],
 )
 def test_what_is_too_much_at_once_is_done_in_turns(
@@ -498,7 +508,7 @@ def test_what_is_too_much_at_once_is_done_in_turns(
 def test_images_that_are_too_large_for_it_come_as_without_a_cache(
     mixed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_pixels, "LARGEST_BYTES", 100 * 90 * 3)
+    monkeypatch.setattr(gpu_tier, "LARGEST_BYTES", 100 * 90 * 3)
     stats = assert_same_as_without(mixed, Cache(gpu="1GB"), 3, "gpu")
     assert 0 < stats.cache.hits == stats.cache.tiers[0].samples < COUNT
 

@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from feedrate import Loader, RandomResizedCrop
 from feedrate.loader import threads
 from feedrate.loader.device import gpu_decode
-from feedrate.loader.device.share import ShareController
-from feedrate.loader.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController, Window
+from feedrate.loader.threads import (
+    FIRST_PATIENCE_S,
+    LONGEST_PATIENCE_S,
+    ShareController,
+    ThreadController,
+    Window,
+)
 from support.fake_gpu import FakeGpu
 from support.packs import write_images, write_mixed
 

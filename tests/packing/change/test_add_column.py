@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from feedrate import Dataset, Loader
+from feedrate import ColumnOptions, Dataset, Loader, PackOptions, add_column, pack, unpack, verify
 from feedrate.errors import AlreadyExists, BadSample, NotFound, SourceError, UsageError
-from feedrate.files.atomic import folder_lock
+from feedrate.files.lock import folder_lock
 from feedrate.format.manifest import read_manifest
-from feedrate.packing import ColumnOptions, PackOptions, add_column, describe, pack, unpack, verify
+from feedrate.packing.check.describe import describe
 from support.images import read_tree
 from support.packs import write_numbers
 

@@ -11,26 +11,27 @@ from typing import Any
 
 import pytest
 
-from feedrate import Dataset, Loader
-from feedrate.errors import AlreadyExists, NotFound, SourceError, StorageError, UsageError
-from feedrate.format.manifest import read_manifest
-from feedrate.packing import (
+from feedrate import (
     AppendOptions,
     ColumnOptions,
+    Dataset,
+    Loader,
     PackOptions,
     Recode,
     SplitOptions,
     add_column,
     append,
-    describe,
-    find_map,
     pack,
-    read_quality,
     split,
     unpack,
     verify,
 )
+from feedrate.errors import AlreadyExists, NotFound, SourceError, StorageError, UsageError
+from feedrate.format.manifest import read_manifest
 from feedrate.packing.change import append as appending
+from feedrate.packing.check.describe import describe
+from feedrate.packing.check.quality_report import read_quality
+from feedrate.packing.mapping import find_map
 from feedrate.source.options import FieldSpec
 from support.images import read_tree, save_image
 

@@ -10,18 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import AppendOptions, PackOptions, add_column, append, merge, pack, set_entries, split, verify
 from feedrate.errors import StorageError
-from feedrate.packing import (
-    AppendOptions,
-    PackOptions,
-    add_column,
-    append,
-    merge,
-    pack,
-    set_entries,
-    split,
-    verify,
-)
 from support.images import read_tree, save_image
 
 ACTIONS: dict[str, Callable[[Path], object]] = {

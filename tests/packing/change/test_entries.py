@@ -13,21 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, RandomResizedCrop, kernel
-from feedrate.errors import AlreadyExists, PackError, SourceError, StorageError, UsageError
-from feedrate.format.entries import find_entries, parse_entries
-from feedrate.format.index import parse_part
-from feedrate.format.manifest import parse_manifest, read_manifest
-from feedrate.format.pack import Pack
-from feedrate.packing import (
+from feedrate import (
     AppendOptions,
+    Dataset,
+    Loader,
     MergeOptions,
     PackOptions,
+    RandomResizedCrop,
     Recode,
     add_column,
     append,
-    describe,
     index,
+    kernel,
     merge,
     pack,
     set_entries,
@@ -35,7 +32,13 @@ from feedrate.packing import (
     unpack,
     verify,
 )
+from feedrate.errors import AlreadyExists, PackError, SourceError, StorageError, UsageError
+from feedrate.format.entries import find_entries, parse_entries
+from feedrate.format.index import parse_part
+from feedrate.format.manifest import parse_manifest, read_manifest
+from feedrate.format.pack import Pack
 from feedrate.packing.change import entries
+from feedrate.packing.check.describe import describe
 from feedrate.progress import Tick
 from feedrate.scratch.commands import stage
 from support.damage import without_digest
@@ -187,7 +190,7 @@ def test_an_unfinished_pack_does_not_go_on_at_another_distance(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("feedrate.packing.build.pack.run_shards", stop)
+        patch.setattr("feedrate.packing.build.engine.run_shards", stop)
         with pytest.raises(KeyboardInterrupt):
             pack(photos, tmp_path / "p", SMALL)
     with pytest.raises(AlreadyExists, match="distance of entry points is 150 bytes here, 1000 bytes there"):
@@ -463,7 +466,7 @@ def test_a_damaged_index_part_is_not_made_good(packed: Path) -> None:
 def test_an_interrupted_change_goes_on_where_it_stopped(
     packed: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts, real = len(read_manifest(packed).shards), entries.write_part
+    parts, real = len(read_manifest(packed).shards), entries.make_part
     written: list[int] = []
 
     def write(task: entries.PartTask, most: int = 1) -> None:
@@ -473,11 +476,11 @@ def test_an_interrupted_change_goes_on_where_it_stopped(
         real(task)
 
     with monkeypatch.context() as patch:
-        patch.setattr(entries, "write_part", write)
+        patch.setattr(entries, "make_part", write)
         with pytest.raises(KeyboardInterrupt):
             set_entries(packed, "gpu", workers=1)
     assert distances_of(packed) == {1000}
-    monkeypatch.setattr(entries, "write_part", lambda task: write(task, parts))
+    monkeypatch.setattr(entries, "make_part", lambda task: write(task, parts))
     set_entries(packed, "gpu", workers=1)
     assert sorted(written) == list(range(parts))
     assert read_entries(packed) == expected_entries(photos, 150)

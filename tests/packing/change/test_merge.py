@@ -15,24 +15,25 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from feedrate import Dataset, Loader
-from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, StorageError, UsageError
-from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
-from feedrate.packing import (
+from feedrate import (
     ColumnOptions,
+    Dataset,
+    Loader,
     MergeOptions,
     PackOptions,
     Recode,
     add_column,
-    describe,
     index,
     merge,
     pack,
-    read_quality,
     split,
     unpack,
     verify,
 )
+from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, StorageError, UsageError
+from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
+from feedrate.packing.check.describe import describe
+from feedrate.packing.check.quality_report import read_quality
 from support.damage import without_digest
 from support.images import read_tree, save_image
 from support.packs import LABEL, write_pack

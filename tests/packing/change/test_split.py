@@ -13,29 +13,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedrate import Dataset, Loader
-from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, UsageError
-from feedrate.format.manifest import read_manifest
-from feedrate.format.pack import Pack
-from feedrate.packing import (
+from feedrate import (
     ColumnOptions,
+    Dataset,
+    Loader,
     MergeOptions,
     SplitOptions,
     add_column,
-    describe,
     extend_split,
     merge,
-    parse_shares,
     split,
 )
-from feedrate.packing.change.shares import (
+from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, UsageError
+from feedrate.format.manifest import read_manifest
+from feedrate.format.pack import Pack
+from feedrate.packing.change.split import (
     count_missing,
     count_shares,
     hash_names,
+    parse_shares,
     split_groups,
     split_samples,
     split_strata_of_groups,
 )
+from feedrate.packing.check.describe import describe
 from support.packs import write_images, write_multi_label, write_numbers
 
 SHARES = {"train": 0.8, "validation": 0.2}

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from feedrate import FieldSpec, PackOptions, Recode, index, pack, verify
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
-from feedrate.packing import FieldSpec, PackOptions, Recode, index, pack, read_quality, verify
 from feedrate.packing.check import quality_report
 from feedrate.packing.check.quality import QualityTally, classify, merge
+from feedrate.packing.check.quality_report import read_quality
 from feedrate.packing.results import Duplicates, Quality
 from feedrate.packing.values import ImageFacts
 from support.images import read_tree, save_image

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedrate import PackOptions, pack, unpack
 from feedrate.errors import AlreadyExists, NotFound, PackError, StorageError, UsageError
 from feedrate.format.index import Part
-from feedrate.packing import PackOptions, pack, unpack
 from feedrate.packing.check.unpack import Tree, check_path
 from support.damage import edit_manifest, flip_byte, rewrite_index
 from support.images import read_tree

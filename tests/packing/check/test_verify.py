@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feedrate import PackOptions, pack, verify
 from feedrate.errors import NotFound, PackError
 from feedrate.format.index import Part, fill_derived
 from feedrate.format.manifest import read_manifest
-from feedrate.packing import PackOptions, pack, verify
 from support.damage import edit_manifest, flip_byte, read_part, replace_index, rewrite_index
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from feedrate import index
 from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.memory import measure_residency
-from feedrate.packing import index
 from feedrate.packing.check.describe import find_room, list_paths, measure_pack_residency, warm
 from feedrate.report.cache import draw_warm
 from support.images import save_image

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from feedrate import Dataset, Loader, Resize
+from feedrate import Dataset, Loader, PackOptions, Resize, index, pack, unpack, verify
 from feedrate.errors import (
     AlreadyExists,
     BadSample,
@@ -31,7 +31,7 @@ from feedrate.errors import (
 )
 from feedrate.files import atomic
 from feedrate.format.manifest import read_manifest
-from feedrate.packing import PackOptions, describe, index, pack, unpack, verify
+from feedrate.packing.check.describe import describe
 from feedrate.packing.indexing import local
 from feedrate.progress import Tick
 from support.contracts import plain

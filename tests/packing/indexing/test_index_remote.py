@@ -15,7 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, RandomResizedCrop
+from feedrate import Dataset, Loader, RandomResizedCrop, add_column, index, merge, set_entries, unpack, verify
 from feedrate.errors import (
     AlreadyExists,
     BadSample,
@@ -26,8 +26,7 @@ from feedrate.errors import (
     UsageError,
 )
 from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifest
-from feedrate.packing import add_column, describe, index, merge, set_entries, unpack, verify
-from feedrate.packing.check.describe import warm
+from feedrate.packing.check.describe import describe, warm
 from feedrate.packing.indexing import remote
 from feedrate.packing.results import IndexResult
 from feedrate.progress import Tick
@@ -225,7 +224,7 @@ def test_a_killed_run_leaves_nothing_that_stays(server: RangeServer, tmp_path: P
     def is_begun() -> bool:
         return len(list((tmp_path / "index").glob("packing.surveys/*.json"))) == 2
 
-    code = "import sys; from feedrate.packing import index; index(sys.argv[1], sys.argv[2], workers=1)"
+    code = "import sys; from feedrate import index; index(sys.argv[1], sys.argv[2], workers=1)"
     with process(code, address(server), tmp_path / "index") as child:
         wait_for(lambda: is_begun() and server.in_flight > 0, "the last shard is asked for")
         child.kill()

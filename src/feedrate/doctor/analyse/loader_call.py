@@ -35,18 +35,23 @@ _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 def add_code(m: Measured, remedy: Remedy) -> Remedy:
     """Return a remedy with the code of the Loader that the run's DataLoader becomes, where it is known."""
-    return remedy if m.call is None else replace(remedy, code=m.call.code, left_out=m.call.left_out)
+    return (
+        remedy
+        if m.tried.call is None
+        else replace(remedy, code=m.tried.call.code, left_out=m.tried.call.left_out)
+    )
 
 
 def find_call(m: Measured) -> LoaderCall | None:
     """Return the Loader that the run's DataLoader becomes; None where its samples are no image files."""
-    data = m.around.data
+    data = m.machine.data
     if data is None or not data.images:
         return None
-    parts = [name for _, name in m.sample.parts] if m.sample is not None else []
+    parts = [name for _, name in m.samples.cost.parts] if m.samples.cost is not None else []
+    loader, on_gpu = m.loader, m.training.is_on_gpu
     return recognise_call(
-        m.loader, m.batch, m.pipeline_fact, m.pillow_calls, parts=parts, on_gpu=m.is_on_gpu
-    )  # fmt: skip
+        loader.fact, loader.batch, loader.pipeline, loader.pillow_calls, parts=parts, on_gpu=on_gpu
+    )
 
 
 def recognise_call(

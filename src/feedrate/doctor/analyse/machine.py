@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the sampler's lines to columns of numbers: NaN where a reading is unknown.
-
-What the sampler saw of the machine, over time: means between two moments, and growth of processes.
-
-The machine's curves for the page, made of the sampler's series.
-"""
+"""What the sampler saw of the machine, over time: means between two moments, growth of processes, curves."""
 
 from __future__ import annotations
 
@@ -16,56 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.doctor.analyse.readings import GPU_READINGS, READINGS, GpuReadings, Reading, Readings, Sample
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.results import Curve
 
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
-Sample = dict[str, Any]
 
-# Of a sample, how each series is read. A missing part makes the value unknown.
-SERIES: dict[str, Callable[[Sample], float | None]] = {
-    "cores_ours": lambda s: s["cpu"]["ours"],
-    "cores_others": lambda s: s["cpu"]["others"],
-    "cores_sampler": lambda s: s["cpu"]["sampler"],
-    "iowait": lambda s: s["cpu"]["iowait"],
-    "steal": lambda s: s["cpu"]["steal"],
-    "throttled_s": lambda s: s["cpu"]["throttled"]["seconds"],
-    "mem_used": lambda s: s["memory"]["used"],
-    "mem_limit": lambda s: s["memory"]["limit"],
-    "mem_cache": lambda s: s["memory"]["cache"],
-    "mem_available": lambda s: s["memory"]["available"],
-    "swap_in_rate": lambda s: s["memory"]["swap_in_per_s"],
-    "swap_out_rate": lambda s: s["memory"]["swap_out_per_s"],
-    "majflt_rate": lambda s: s["memory"]["major_faults_per_s"],
-    "psi_cpu": lambda s: s["pressure"]["cpu"],
-    "psi_memory": lambda s: s["pressure"]["memory"],
-    "psi_io": lambda s: s["pressure"]["io"],
-    "disk_read_rate": lambda s: _add(s["disks"], "read_per_s"),
-    "disk_write_rate": lambda s: _add(s["disks"], "write_per_s"),
-    "disk_busy": lambda s: max(disk["busy"] for disk in s["disks"].values()),
-    "net_rx_rate": lambda s: s["network"]["received_per_s"],
-    "net_tx_rate": lambda s: s["network"]["sent_per_s"],
-    "nfs_read_rate": lambda s: _add(s["nfs"], "read_per_s"),
-    "nfs_operations_rate": lambda s: _add(s["nfs"], "operations_per_s"),
-    "nfs_round_trip_s": lambda s: _round_trip(s["nfs"]),
-    "shm_size": lambda s: s["shared_memory"][0],
-    "shm_used": lambda s: s["shared_memory"][1],
-}
-GPU_SERIES = ("utilisation", "others", "memory_used", "memory", "power_w", "power_limit_w", "to_device_per_s")
+_LEAST_READINGS = 4
+_GLANCE_NS = 200_000_000  # that a look at a GPU tells of
+_MOST_POINTS = 600  # of a curve
 _UNREADABLE = (KeyError, TypeError, IndexError, ValueError, AttributeError)
-
-
-def _add(parts: dict[str, dict[str, float]], name: str) -> float | None:
-    # Device-mapper volumes and software RAID repeat what the disks below them count.
-    values = [part[name] for key, part in parts.items() if not key.startswith(("dm-", "md"))]
-    return float(sum(values)) if values else None
-
-
-def _round_trip(mounts: dict[str, dict[str, float | None]]) -> float | None:
-    pairs = [(m["operations_per_s"] or 0.0, m["round_trip_s"]) for m in mounts.values()]
-    known = [(rate, trip) for rate, trip in pairs if rate and trip is not None]
-    return sum(rate * trip for rate, trip in known) / sum(rate for rate, _ in known) if known else None
 
 
 def ask(sample: Sample, read: Callable[[Sample], Any]) -> Any:
@@ -104,26 +60,17 @@ class ProcessSeries:
     """One process of the tree. Arrays are as long as `times_ns`; NaN where it was not asked.
 
     Attributes:
-        private: bytes that only this process uses, asked every few seconds; `pss` likewise.
+        private: bytes that only this process uses, asked every few seconds.
         anonymous: resident bytes of neither files nor shared memory; after a fork also what is still shared.
-        cpu_s: CPU time since its start. `read_bytes`: exact on block devices only.
-        core: where it ran last. `affinity`: the cores that it may use, as last seen; None: unknown.
+        cpu_s: CPU time since its start.
+        affinity: the cores that it may use, as last seen; None: unknown.
     """
 
-    pid: int
-    name: str
     parent: int
     times_ns: Times
-    rss: Floats
     anonymous: Floats
     private: Floats
-    pss: Floats
     cpu_s: Floats
-    read_bytes: Floats
-    rchar: Floats
-    major_faults: Floats
-    core: Floats
-    threads: int
     affinity: tuple[int, ...] | None
 
 
@@ -135,31 +82,18 @@ def read_processes(samples: Sequence[Sample]) -> dict[int, ProcessSeries]:
             key = int(process["pid"]), int(process["start"])
             readings.setdefault(key, []).append((sample["t_ns"], process))
     longest_last = sorted(readings.items(), key=lambda pair: len(pair[1]))
-    return {pid: _make_series(pid, found) for (pid, _), found in longest_last}
+    return {pid: _make_series(found) for (pid, _), found in longest_last}
 
 
-def _make_series(pid: int, found: list[tuple[int, Sample]]) -> ProcessSeries:
+def _make_series(found: list[tuple[int, Sample]]) -> ProcessSeries:
     parts = [part for _, part in found]
-
-    def of(name: str) -> Floats:
-        return column(parts, lambda part: part[name])
-
     affinity = first(reversed(parts), lambda part: part["affinity"])
     return ProcessSeries(
-        pid=pid,
-        name=str(parts[-1].get("name", "")),
         parent=int(parts[0].get("parent", 0)),
         times_ns=np.array([t_ns for t_ns, _ in found], np.int64),
-        rss=of("rss"),
-        anonymous=of("anonymous"),
-        private=of("private"),
-        pss=of("pss"),
-        cpu_s=of("cpu_s"),
-        read_bytes=of("read_bytes"),
-        rchar=of("rchar"),
-        major_faults=of("major_faults"),
-        core=of("core"),
-        threads=max(int(part.get("threads", 1)) for part in parts),
+        anonymous=column(parts, lambda part: part["anonymous"]),
+        private=column(parts, lambda part: part["private"]),
+        cpu_s=column(parts, lambda part: part["cpu_s"]),
         affinity=None if affinity is None else tuple(affinity),
     )
 
@@ -176,10 +110,6 @@ def mean(values: Floats, weights: Floats) -> float | None:
     """Return the weighted mean of what is known; None when nothing is."""
     known = np.isfinite(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else None
-
-
-_LEAST_READINGS = 4
-_GLANCE_NS = 200_000_000  # that a look at a GPU tells of
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,53 +130,19 @@ class GpuOther:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Means between two moments, weighted by time. None: unknown. Rates are per second, sizes in bytes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means(Readings):
+    """Means between two moments, weighted by time.
 
     Attributes:
+        seconds: that samples cover.
         per_core: busy share of each core that this job may use (`MachineTrace.cores` names them).
-        iowait, steal: in cores; `steal`: wanted by this virtual machine, and given to another.
-        throttled_share: of the time, in which the CPU quota stopped this job.
-        mem_used: inside `mem_limit`, page cache included; `mem_cache`: the part that can be given back.
-        disk_busy: share of the time, of the busiest disk. psi_*: share of the time in which some task waited.
-        gpu_*: one entry per GPU; `gpu_others`: what processes have of it that were there before the run.
     """
 
     seconds: float
-    samples: int
-    cores_busy_ours: float | None
-    cores_busy_others: float | None
     per_core: tuple[float | None, ...]
-    iowait: float | None
-    steal: float | None
-    throttled_share: float | None
     biggest_other: OtherProcess | None
-    mem_used: float | None
-    mem_limit: float | None
-    mem_cache: float | None
-    mem_available: float | None
-    swap_rate: float | None
-    majflt_rate: float | None
-    disk_read_rate: float | None
-    disk_write_rate: float | None
-    disk_busy: float | None
-    net_rx_rate: float | None
-    net_tx_rate: float | None
-    nfs_read_rate: float | None
-    nfs_operations_rate: float | None
-    nfs_round_trip_s: float | None
-    psi_cpu: float | None
-    psi_memory: float | None
-    psi_io: float | None
-    shm_size: float | None
-    shm_used: float | None
-    gpu_util: tuple[float | None, ...]
-    gpu_others: tuple[float | None, ...]
-    gpu_memory: tuple[float | None, ...]
-    gpu_memory_limit: tuple[float | None, ...]
-    gpu_power: tuple[float | None, ...]
-    gpu_to_device_rate: tuple[float | None, ...]
+    gpus: tuple[GpuReadings, ...]
 
     @property
     def busiest_core(self) -> float | None:
@@ -259,10 +155,9 @@ class MachineTrace:
 
     Attributes:
         times_ns: perf_counter_ns of each sample; its rates are those since the sample before.
-        series: by the names of `columns.SERIES`; `gpu_series`: by those of GPU_SERIES, samples x GPUs.
+        series: by the names of READINGS; `gpu_series`: by those of GPU_READINGS, samples x GPUs.
         gpu_glances: how busy the GPUs were just before each of these moments, oftener than there are samples.
         cores: that this job may use, in the order of the columns of `per_core`.
-        is_memory_limited: by a group above the command; else memory is the machine's.
         troubles: what the sampler could not read, by name.
     """
 
@@ -278,7 +173,6 @@ class MachineTrace:
     gpu_others: tuple[GpuOther, ...]
     others: tuple[OtherProcess | None, ...]
     processes: Mapping[int, ProcessSeries]
-    is_memory_limited: bool
     troubles: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -293,31 +187,19 @@ class MachineTrace:
     def between(self, start_ns: int, end_ns: int) -> Means:
         """Return the means between two moments of perf_counter_ns; all None when no sample covers them."""
         weights = self._weigh(start_ns, end_ns)
-        of = {name: mean(values, weights) for name, values in self.series.items()}
-        gpu = {name: _means(columns, weights) for name, columns in self.gpu_series.items()}
-        swap = [rate for name in ("swap_in_rate", "swap_out_rate") if (rate := of[name]) is not None]
-        same = (
-            "iowait", "steal", "mem_used", "mem_limit", "mem_cache", "mem_available", "majflt_rate",
-            "disk_read_rate", "disk_write_rate", "disk_busy", "net_rx_rate", "net_tx_rate", "nfs_read_rate",
-            "nfs_operations_rate", "nfs_round_trip_s", "psi_cpu", "psi_memory", "psi_io", "shm_size",
-            "shm_used",
-        )  # fmt: skip
+        means = {name: mean(values, weights) for name, values in self.series.items()}
+        means["throttled_share"] = self._throttled(weights)
+        gpus = {name: _means(columns, weights) for name, columns in self.gpu_series.items()}
+        gpus["utilisation"] = self._glanced(start_ns, end_ns) or gpus["utilisation"]
         return Means(
             seconds=float(weights.sum()),
-            samples=int((weights > 0).sum()),
-            cores_busy_ours=of["cores_ours"],
-            cores_busy_others=of["cores_others"],
             per_core=_means(self.per_core, weights),
-            throttled_share=self._throttled(weights),
             biggest_other=self._biggest_other(weights),
-            swap_rate=sum(swap) if swap else None,
-            gpu_util=self._glanced(start_ns, end_ns) or gpu["utilisation"],
-            gpu_others=gpu["others"],
-            gpu_memory=gpu["memory_used"],
-            gpu_memory_limit=gpu["memory"],
-            gpu_power=gpu["power_w"],
-            gpu_to_device_rate=gpu["to_device_per_s"],
-            **{name: of[name] for name in same},
+            gpus=tuple(
+                GpuReadings(**{name: values[gpu] for name, values in gpus.items()})
+                for gpu in range(len(self.gpu_names))
+            ),
+            **means,
         )
 
     def growth_per_s(self, pid: int, start_ns: int | None = None, end_ns: int | None = None) -> float | None:
@@ -352,8 +234,40 @@ class MachineTrace:
 
     def curves(self) -> tuple[Curve, ...]:
         """Return what the page draws; what this machine does not tell is left out."""
+        memory = self.series["memory_limit_bytes"]
+        limits = {
+            "cores": float(len(self.cores)) or None,
+            "share": 1.0,
+            "B": float(np.nanmax(memory)) if np.isfinite(memory).any() else None,
+        }
+        shown = [(one, self.series[name]) for name, one in READINGS.items() if one.curve]
+        drawn = [pair for pair in shown if not pair[0].is_rare and np.isfinite(pair[1]).any()]
+        drawn += [pair for pair in shown if pair[0].is_rare and np.nan_to_num(pair[1]).any()]
+        curves = [self._curve(one.curve, one.unit, values, limits.get(one.unit)) for one, values in drawn]
+        if len(self) and len(self.cores) > 1:
+            # One core at 100 % among idle ones is what the mean hides.
+            busiest = np.max(np.nan_to_num(self.per_core), axis=1)
+            curves.insert(1, self._curve("busiest core", "share", busiest, 1.0))
+        for gpu in range(len(self.gpu_names)):
+            of_gpu = {name: values[:, gpu] for name, values in self.gpu_series.items()}
+            for name, one in GPU_READINGS.items():
+                if one.curve and np.isfinite(of_gpu[name]).any():
+                    limit = 1.0 if one.unit == "share" else None
+                    if one.end and np.isfinite(of_gpu[one.end]).any():
+                        limit = float(np.nanmax(of_gpu[one.end]))
+                    curves.append(self._curve(f"GPU {gpu}, {one.curve}", one.unit, of_gpu[name], limit))
+        return tuple(curves)
 
-        return make_curves(self)
+    def _curve(self, title: str, unit: str, values: Floats, limit: float | None) -> Curve:
+        # A passive run may last for hours: groups of samples become one point, their mean.
+        step = max(1, -(-len(values) // _MOST_POINTS))
+        times, points = [], []
+        for start in range(0, len(values), step):
+            part = values[start : start + step]
+            known = part[np.isfinite(part)]
+            times.append(round(float(self.t_s[min(start + step, len(values)) - 1]), 3))
+            points.append(float(known.mean()) if len(known) else None)
+        return Curve(title, unit, tuple(times), tuple(points), limit)
 
     def _glanced(self, start_ns: int, end_ns: int) -> tuple[float | None, ...]:
         """Return how busy the GPUs were; empty when nobody looked then."""
@@ -369,7 +283,7 @@ class MachineTrace:
         return weights
 
     def _throttled(self, weights: Floats) -> float | None:
-        seconds = self.series["throttled_s"]
+        seconds = self.series["throttled_share"]  # so far
         known = (weights > 0) & np.isfinite(seconds)
         if known.sum() < 2:
             return None
@@ -401,23 +315,22 @@ def read_machine(run_folder: Path) -> MachineTrace:
     cores = first(samples, lambda s: s["cpu"]["cores"]) or []
     gpus = first(samples, lambda s: s["gpus"]) or []
 
-    def of_gpus(name: str) -> Floats:
-        return table(samples, lambda s: [gpu[name] for gpu in s["gpus"]], len(gpus))
+    def of_gpus(one: Reading) -> Floats:
+        return table(samples, lambda s: [one.read(gpu) for gpu in s["gpus"]], len(gpus))
 
     return MachineTrace(
         times_ns=np.array([s["t_ns"] for s in samples], np.int64),
         passed_s=column(samples, lambda s: s["passed_s"]),
-        series={name: column(samples, read) for name, read in SERIES.items()},
+        series={name: column(samples, one.read) for name, one in READINGS.items()},
         per_core=table(samples, lambda s: s["cpu"]["busy"], len(cores)),
         cores=tuple(cores),
         gpu_names=tuple(str(gpu["name"]) for gpu in gpus),
         gpu_uuids=tuple(str(gpu.get("uuid", "")) for gpu in gpus),
-        gpu_series={name: of_gpus(name) for name in GPU_SERIES},
+        gpu_series={name: of_gpus(one) for name, one in GPU_READINGS.items()},
         gpu_glances=_read_glances(samples, len(gpus)),
         gpu_others=_read_gpu_others(samples),
         others=tuple(_read_other(sample) for sample in samples),
         processes=read_processes(samples),
-        is_memory_limited=bool(first(reversed(samples), lambda s: s["memory"]["is_group"])),
         troubles=first(reversed(samples), lambda s: s["troubles"]) or {},
     )
 
@@ -443,79 +356,3 @@ def _read_gpu_others(samples: Sequence[Sample]) -> tuple[GpuOther, ...]:
         for entry in ask(sample, lambda s: s["gpu_processes"]) or ():
             found[entry["gpu"], entry["pid"]] = GpuOther(entry["gpu"], entry["pid"], entry["memory"])
     return tuple(found.values())
-
-
-_MOST_POINTS = 600
-# Series, name on the page, unit; those that a healthy machine leaves at zero are shown when they are not.
-_CURVES = (
-    ("cores_ours", "cores busy, this run", "cores"),
-    ("cores_others", "cores busy, others", "cores"),
-    ("iowait", "cores waiting for a disk", "cores"),
-    ("mem_used", "memory used, page cache included", "B"),
-    ("mem_cache", "page cache", "B"),
-    ("disk_read_rate", "disks, read", "B/s"),
-    ("disk_write_rate", "disks, written", "B/s"),
-    ("disk_busy", "busiest disk", "share"),
-    ("net_rx_rate", "network, received", "B/s"),
-    ("nfs_read_rate", "NFS, read", "B/s"),
-    ("nfs_round_trip_s", "NFS, round trip", "s"),
-    ("psi_cpu", "stalled for a core", "share"),
-    ("psi_io", "stalled for storage", "share"),
-)
-_ONLY_WHEN_SEEN = (
-    ("steal", "cores taken by other virtual machines", "cores"),
-    ("psi_memory", "stalled for memory", "share"),
-    ("swap_in_rate", "swapped in", "B/s"),
-    ("swap_out_rate", "swapped out", "B/s"),
-)
-_GPU_CURVES = (
-    ("utilisation", "busy", "share"),
-    ("memory_used", "memory used", "B"),
-    ("power_w", "power", "W"),
-    ("to_device_per_s", "PCIe, to the device", "B/s"),
-)
-
-
-def make_curves(trace: MachineTrace) -> tuple[Curve, ...]:
-    shown = [(n, t, u) for n, t, u in _CURVES if np.isfinite(trace.series[n]).any()]
-    shown += [(n, t, u) for n, t, u in _ONLY_WHEN_SEEN if np.nan_to_num(trace.series[n]).any()]
-    limits: dict[str, float | None] = {"cores": float(len(trace.cores)) or None, "share": 1.0}
-    memory = trace.series["mem_limit"]
-    memory_limit = float(np.nanmax(memory)) if np.isfinite(memory).any() else None
-    curves = [
-        _make(trace, title, unit, trace.series[name], memory_limit if unit == "B" else limits.get(unit))
-        for name, title, unit in shown
-    ]
-    if len(trace) and len(trace.cores) > 1:
-        # One core at 100 % among idle ones is what the mean hides.
-        busiest = np.max(np.nan_to_num(trace.per_core), axis=1)
-        curves.insert(1, _make(trace, "busiest core", "share", busiest, 1.0))
-    for gpu in range(len(trace.gpu_names)):
-        curves += _make_gpu_curves(trace, gpu)
-    return tuple(curves)
-
-
-def _make_gpu_curves(trace: MachineTrace, gpu: int) -> list[Curve]:
-    ends = {"memory_used": "memory", "power_w": "power_limit_w"}
-    curves = []
-    for name, title, unit in _GPU_CURVES:
-        values = trace.gpu_series[name][:, gpu]
-        if not np.isfinite(values).any():
-            continue
-        limit = 1.0 if unit == "share" else None
-        if name in ends and np.isfinite(trace.gpu_series[ends[name]][:, gpu]).any():
-            limit = float(np.nanmax(trace.gpu_series[ends[name]][:, gpu]))
-        curves.append(_make(trace, f"GPU {gpu}, {title}", unit, values, limit))
-    return curves
-
-
-def _make(trace: MachineTrace, name: str, unit: str, values: Floats, limit: float | None) -> Curve:
-    # A passive run may last for hours: groups of samples become one point, their mean.
-    step = max(1, -(-len(values) // _MOST_POINTS))
-    times, points = [], []
-    for start in range(0, len(values), step):
-        part = values[start : start + step]
-        known = part[np.isfinite(part)]
-        times.append(round(float(trace.t_s[min(start + step, len(values)) - 1]), 3))
-        points.append(float(known.mean()) if len(known) else None)
-    return Curve(name, unit, tuple(times), tuple(points), limit)

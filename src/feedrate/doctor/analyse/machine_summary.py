@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do the run's own processes take more memory step by step, so steadily that they will fill what there is?
+"""What the machine and the storage did during the real steps, in a few numbers. None: unknown.
 
-Which GPU of the machine is torch's `cuda:0`? A job on a shared machine sees only some of them.
-
-What the machine and the storage did during the real steps, in a few numbers. None: unknown.
+Two of them take thought: whether the run's own processes grow so steadily that they will fill the memory, and
+which GPU of the machine is torch's `cuda:0`, where a job sees only some of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from feedrate.doctor.analyse.machine import MachineTrace
+from feedrate.doctor.analyse.machine import MachineTrace, Means
+from feedrate.doctor.analyse.readings import READINGS, GpuReadings, Readings, derived
+from feedrate.doctor.analyse.records import Fact, Process
+from feedrate.doctor.analyse.timeline import Loop
+from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.machine.cpu import measure_usable_cores
 
+_GOOD_PART = 0.4  # of what others use: who has less does not explain it
+_LEAST_CORES = 0.1
 _LEAST_STEPS = 30
 _LEAST_BYTES_PER_S = 1e6  # less is how any program breathes
 _LEAST_PART = 0.02  # of what is left, while it was watched: the limit is at most 50 times as far away
@@ -120,48 +127,129 @@ class DataFiles:
     images: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Means over the real steps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSummary(Readings):
+    """What the machine did over the real steps, and what is known of it and the data besides.
+
+    Attributes:
+        biggest_other: who has a good part of `cores_others`, in words; empty: nobody stands out.
+        device_cpu_share: cores that the training process used while it replayed batches.
+        memory_used_bytes: without the page cache.
+        growth: of the run's own processes.
+        gpu_others: processes that were there before, or stayed; `gpu_others_share`: of its time, theirs.
+        decoded_bytes: of the whole dataset, decoded.
+        copied_bytes: to the device, per step; `copies_are_beside`: on a stream of their own.
+    """
 
     cores: float
-    cores_ours: float | None = None
     cores_others: float = 0.0
-    biggest_other: str = ""  # who has a good part of these, in words; empty: nobody stands out
     steal_cores: float = 0.0
-    busiest_core: float | None = None
-    device_cpu_share: float | None = None  # cores that the training process used while it replayed batches
-    memory_limit_bytes: float | None = None
-    memory_used_bytes: float | None = None  # without the page cache
-    memory_cache_bytes: float | None = None
-    swap_bytes_per_s: float = 0.0
     major_faults_per_s: float = 0.0
-    memory_stall_share: float | None = None  # pressure: some
-    io_stall_share: float | None = None
-    growth: Growth | None = None  # of the run's own processes
-    disk_read_bytes_per_s: float | None = None
-    disk_busy: float | None = None
-    network_bytes_per_s: float | None = None
-    shm_size_bytes: float | None = None
-    throttled_share: float | None = None
+    swap_bytes_per_s: float = 0.0
+    biggest_other: str = ""
+    busiest_core: float | None = None
+    device_cpu_share: float | None = None
+    memory_used_bytes: float | None = derived("B", "memory used")
+    growth: Growth | None = None
     gpus: int = 0
     gpu_name: str = ""
-    gpu_utilisation: float | None = None
-    gpu_memory_share: float | None = None
-    gpu_power_w: float | None = None
-    gpu_others: int = 0  # processes that were there before, or stayed
-    gpu_others_share: float | None = None  # what they had of its time
+    gpu_utilisation: float | None = derived("share", "GPU utilisation")
+    gpu_memory_share: float | None = derived("share", "GPU memory")
+    gpu_power_w: float | None = derived("W", "GPU power")
+    gpu_others: int = 0
+    gpu_others_share: float | None = derived("share", "GPU used by others")
     data: DataFiles | None = None
     scratch: str | None = None
     scratch_bytes_per_s: float | None = None
-    decoded_bytes: float | None = None  # of the whole dataset, decoded
-    copied_bytes: float | None = None  # to the device, per step
+    decoded_bytes: float | None = None
+    copied_bytes: float | None = None
     copied_element_bytes: int | None = None
     copies_are_pinned: bool = False
-    copies_are_beside: bool = False  # on a stream of their own
-    notes: tuple[str, ...] = field(default=())
+    copies_are_beside: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def is_busy(self) -> bool:
         """Whether others use a part of the cores that may be felt."""
         return self.cores_others + self.steal_cores >= 0.15 * self.cores
+
+
+def look_around(
+    main: Process, loop: Loop, trace: MachineTrace, data: DataFiles | None, loader: Fact, batch: Fact
+) -> MachineSummary:
+    """Sum up the machine over the real steps."""
+    known = {
+        "cores": measure_usable_cores(),
+        "data": data,
+        "decoded_bytes": _decoded_bytes(loader, batch),
+        **_describe_copies(main, loop),
+    }
+    if not len(trace):
+        return MachineSummary(**known)
+    means = trace.between(loop.start_ns, loop.end_ns)
+    held, limit = means.memory_held_bytes, means.memory_limit_bytes
+    used = None if held is None else held - (means.memory_cache_bytes or 0.0)
+    growth = measure_growth(
+        trace, loop.start_ns, loop.end_ns, steps=len(loop.steps), main_pid=main.pid,
+        left_bytes=None if limit is None or used is None else limit - used,
+    )  # fmt: skip
+    replay = next((f for f in main.facts_of("phase") if f.get("phase") == layout.REPLAY), None)
+    if replay is not None:
+        start_ns, end_ns = int(replay["start_ns"]), int(replay["end_ns"])
+        known["device_cpu_share"] = trace.process_cores(main.pid, start_ns, end_ns)
+    # The number of this rank's GPU, by its module's device.
+    _, _, index = str(main.last("module").get("device") or "").partition(":")
+    visible = main.last("torch").get("visible_devices")
+    number = find_gpu(trace.gpu_uuids, int(index) if index.isdigit() else 0, visible)
+    gpu = means.gpus[number] if number is not None and number < len(means.gpus) else GpuReadings()
+    readings = {name: getattr(means, name) for name in READINGS}
+    return MachineSummary(
+        **{name: value for name, value in readings.items() if value is not None},
+        **known,
+        swap_bytes_per_s=(means.swap_in_bytes_per_s or 0.0) + (means.swap_out_bytes_per_s or 0.0),
+        biggest_other=_name_other(means),
+        busiest_core=means.busiest_core,
+        memory_used_bytes=used,
+        growth=growth,
+        gpus=len(trace.gpu_names),
+        gpu_name=trace.gpu_names[0] if trace.gpu_names else "",
+        gpu_utilisation=gpu.utilisation,
+        gpu_memory_share=gpu.memory_used_bytes / gpu.memory_bytes
+        if gpu.memory_used_bytes is not None and gpu.memory_bytes
+        else None,
+        gpu_power_w=gpu.power_w,
+        gpu_others=sum(other.gpu == number for other in trace.gpu_others),
+        gpu_others_share=gpu.others_share,
+    )
+
+
+def _name_other(means: Means) -> str:
+    """Return who is a good part of what others use, in words; empty: nobody stands out."""
+    other, load = means.biggest_other, (means.cores_others or 0.0) + (means.steal_cores or 0.0)
+    if other is None or other.cores < max(_GOOD_PART * load, _LEAST_CORES):
+        return ""
+    return f"{other.cores:.1f} of them by {other.name}{f' ({other.user})' if other.user else ''}"
+
+
+def _decoded_bytes(loader: Fact, batch: Fact) -> float | None:
+    length, samples, tensors = loader.get("dataset_len"), batch.get("samples"), batch.get("tensors")
+    if not isinstance(length, int) or not isinstance(samples, int) or not isinstance(tensors, list):
+        return None
+    return sum(float(t.get("bytes") or 0) for t in tensors) / samples * length if samples else None
+
+
+def _describe_copies(main: Process, loop: Loop) -> dict[str, Any]:
+    """Return what is copied to the device in a step; of the largest copy how, and the size of a number."""
+    copies = main.of(layout.COPY, phase=layout.REAL)
+    copies = copies[copies["start"] >= loop.start_ns]
+    probed = sum(step.is_probed for step in loop.steps)
+    if not len(copies) or not probed:
+        return {}
+    largest = copies[int(copies["a"].argmax())]
+    bits = int(largest["b"])
+    return {
+        "copied_bytes": float(copies["a"].sum()) / probed,
+        "copied_element_bytes": int(largest["c"]),
+        "copies_are_pinned": bool(bits & 1),
+        "copies_are_beside": bool(bits & 4),
+    }

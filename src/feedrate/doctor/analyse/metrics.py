@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that was measured of one run, as numbers: what findings are judged by and the report shows."""
+"""All that was measured of one run, as numbers: what findings are judged by and the report shows.
+
+`Measured` has a part for each thing that is looked at: the steps (`loop`), the loader, its samples, the
+training process, the experiments, the machine, and what was tried when the run was over. What takes several
+of them is its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from feedrate.doctor.analyse.machine_summary import Surroundings
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import Fact
 from feedrate.doctor.analyse.sample import PACK_LOADER, IdleWorkers, PackStages, SampleCost, Start, Views
 from feedrate.doctor.analyse.stacks import Looks
@@ -145,145 +150,71 @@ class PackImages:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One run. Timings of experiments are None when the experiment was not made."""
+class Tried:
+    """What was tried with the script's own files when the run was over; None: it was not."""
 
-    loop: Loop
-    loops: Mapping[int, Loop]  # by rank
-    loader: Fact
-    is_loader_made_anew: bool  # for every epoch
-    batch: Fact
-    torch: Fact
-    module: Fact
-    worker_facts: Sequence[Fact]
-    sample: SampleCost | None
-    sample_again: SampleCost | None
-    device: Timing | None
-    drain: Timing | None
-    again: Timing | None
-    trials: Mapping[int, Timing]
-    half_precision: Timing | None
-    half_precision_type: str
-    half_batch: Timing | None
-    channels_last: Timing | None
-    as_loaded: Timing | None  # the replay, on batches that lie in memory as a feedrate.Loader's
-    is_repeatable: bool | None  # the same samples gave the same batch twice
-    looks_fetch: Looks
-    looks_main: Looks
-    looks_loop: Looks  # of those, the ones at what was not timed by itself
-    around: Surroundings
-    kernel: KernelTime | None
-    phases: Sequence[Fact]
-    skipped: Sequence[Fact]
-    no_room: Fact  # the experiments were due, and the epoch was too short for them
-    blocked: Sequence[Fact]
-    end: Fact
-    copy_rates: Fact
-    receive_cpu_s: float  # CPU of the training thread inside next(), per batch
-    feeder_cpu_s: float  # CPU of the thread that pickles batches in a worker, per batch
-    helpers_cpu_s: float  # CPU of the workers' further threads (BLAS, OpenMP), per batch
-    computing_queue_share: (
-        float  # of forward, backward and optimizer: the thread was ready, and no core was free
-    )
-    autocast: Fact
-    experiment_waits: Mapping[
-        int, Sequence[tuple[int, int, int]]
-    ]  # phase -> start, wait, end of each batch, ns
-    before_forward_s: float  # device time from a batch's arrival to the forward pass, per step
-    forward_device_s: float  # device time of the forward pass, per step
-    computing_device_s: float  # device time from the forward pass to the end of the step
-    stages: PackStages | None = None  # of a feedrate.Loader
-    images: PackImages | None = None  # of its pack
-    idle: IdleWorkers = field(default_factory=IdleWorkers)
-    views: Views | None = None  # that matter
-    start: Start | None = None  # before the first step
+    kernel: KernelTime | None = None
+    images: PackImages | None = None  # of the pack that a feedrate.Loader reads
     trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
     kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
-    pipeline_fact: Fact = field(default_factory=dict)  # what samples go through: hook/pipeline.py
-    pillow_calls: Sequence[Fact] = ()  # of some samples: hook/calls.py
     call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
+
+
+@dataclass(frozen=True, slots=True)
+class UsedLoader:
+    """The loader that feeds the training, and its batches, as the hook noted them.
+
+    Attributes:
+        is_made_anew: for every epoch.
+        pipeline: what samples go through (hook/record/pipeline.py); `pillow_calls`: of some samples.
+        views: that matter.
+    """
+
+    fact: Fact
+    batch: Fact
+    is_made_anew: bool
+    worker_facts: Sequence[Fact]
+    pipeline: Fact
+    pillow_calls: Sequence[Fact]
+    idle: IdleWorkers
+    views: Views | None
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        return self.fact.get(name, otherwise)
 
     @property
     def workers(self) -> int:
-        return int(self.loader.get("num_workers") or 0)
+        return int(self.get("num_workers") or 0)
 
     @property
-    def is_pack_loader(self) -> bool:
-        """Return whether batches come from a feedrate.Loader, which makes them in threads beside the loop."""
-        return self.loader.get("class") == PACK_LOADER
+    def is_of_pack(self) -> bool:
+        """Return whether it is a feedrate.Loader, which makes batches in threads beside the loop."""
+        return bool(self.get("class") == PACK_LOADER)
 
     @property
     def framework(self) -> str:
         """Return the other framework that a feedrate.Loader feeds, TensorFlow or JAX; empty: it is torch."""
-        return str(self.loader.get("framework") or "")
+        return str(self.get("framework") or "")
 
     @property
     def opaque(self) -> str:
         """Return whose loader it is, if its stages cannot be seen (DALI); empty: they can."""
-        return str(self.loader.get("opaque") or "")
+        return str(self.get("opaque") or "")
 
     @property
     def reads_pack(self) -> bool:
         """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
-        return bool(self.loader.get("pack"))
+        return bool(self.get("pack"))
 
     @property
     def threads(self) -> int:
         """Return the threads of a feedrate.Loader; 0: it is none."""
-        return int(self.loader.get("threads") or 1) if self.is_pack_loader else 0
+        return int(self.get("threads") or 1) if self.is_of_pack else 0
 
     @property
     def makers(self) -> int:
         """Return how many workers or threads make batches beside the training; 0: it makes them itself."""
         return max(self.workers - self.idle.count, 0) or self.threads
-
-    @property
-    def samples_per_step(self) -> float:
-        return sum(step.samples for step in self.loop.steps) / len(self.loop.steps)
-
-    @property
-    def step_s(self) -> float:
-        return self.loop.seconds / len(self.loop.steps)
-
-    @property
-    def between_s(self) -> float:
-        return sum(self.loop.per_step(name) for name in ("validation", "save", "epoch-start"))
-
-    @property
-    def own_s(self) -> float:
-        """Return the step itself, without what happens between steps."""
-        return max(self.step_s - self.between_s, 1e-9)
-
-    @property
-    def wait_s(self) -> float:
-        return self.loop.per_step("wait")
-
-    @property
-    def exposed_s(self) -> float:
-        return self.loop.per_step("exposed")
-
-    @property
-    def exposed_share(self) -> float:
-        return self.exposed_s / self.step_s
-
-    @property
-    def slowed_share(self) -> float:
-        """Return how much of the time computing takes longer because samples are made on the same cores."""
-        if self.is_on_gpu or self.makers == 0:
-            return 0.0
-        return max(self.own_s - self.exposed_s - self.device_s, 0.0) / self.step_s
-
-    def share_of(self, part: str) -> float:
-        return self.loop.per_step(part) / self.step_s
-
-    def each(self, part: str, times: int) -> float:
-        """Return how long one of a part's rare occurrences took."""
-        return self.loop.per_step(part) * len(self.loop.steps) / max(times, 1)
-
-    def place_of(self, part: str) -> str:
-        """Return the call that most of a part's time went into, as file:line."""
-        places = self.loop.places.get(part, {})
-        return max(places, key=lambda place: places[place]) if places else ""
 
     @property
     def batch_bytes(self) -> int:
@@ -301,10 +232,113 @@ class Measured:
         floats = sum(int(t.get("bytes") or 0) for t in tensors if "float" in str(t.get("dtype")))
         return floats > 0.5 * self.batch_bytes
 
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What samples cost, and where; times besides `cost` are CPU seconds per batch.
+
+    Attributes:
+        cost, again: of one sample; of the same samples, taken again.
+        stages: of a feedrate.Loader.
+        looks: at the stacks while samples were made.
+        receive_cpu_s: of the training thread inside next().
+        feeder_cpu_s: of the thread that pickles batches in a worker.
+        helpers_cpu_s: of the workers' further threads (BLAS, OpenMP).
+        start: before the first step.
+    """
+
+    cost: SampleCost | None
+    again: SampleCost | None
+    stages: PackStages | None
+    looks: Looks
+    receive_cpu_s: float
+    feeder_cpu_s: float
+    helpers_cpu_s: float
+    start: Start | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProcess:
+    """The process that trains: what it runs, and what it does besides waiting.
+
+    Attributes:
+        looks: at its stack outside of waits; `looks_loop`: those at what was not timed by itself.
+        queue_share: of forward, backward and optimizer: the thread was ready, and no core was free.
+        before_forward_s: device time from a batch's arrival to the forward pass, per step.
+        forward_s, computing_s: device time of the forward pass, and from there to the end of the step.
+    """
+
+    module: Fact
+    torch: Fact
+    autocast: Fact
+    copy_rates: Fact
+    end: Fact
+    looks: Looks
+    looks_loop: Looks
+    queue_share: float
+    before_forward_s: float
+    forward_s: float
+    computing_s: float
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return str(self.module.get("device", "cpu")).startswith("cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Experiments:
+    """What was tried in the run itself. Timings are None when the experiment was not made.
+
+    Attributes:
+        device: the training on batches in memory; `as_loaded`: that lie there as a feedrate.Loader's do.
+        drain, again: the loader without training, and the same batches once more.
+        trials: the training with other numbers of workers, by these.
+        is_repeatable: the same samples gave the same batch twice.
+        no_room: the experiments were due, and the epoch was too short for them.
+        waits: of each phase, the start, wait and end of each batch, in nanoseconds.
+    """
+
+    device: Timing | None
+    as_loaded: Timing | None
+    drain: Timing | None
+    again: Timing | None
+    trials: Mapping[int, Timing]
+    half_precision: Timing | None
+    half_precision_type: str
+    half_batch: Timing | None
+    channels_last: Timing | None
+    is_repeatable: bool | None
+    phases: Sequence[Fact]
+    skipped: Sequence[Fact]
+    blocked: Sequence[Fact]
+    no_room: Fact
+    waits: Mapping[int, Sequence[tuple[int, int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run; `loops` are those of all ranks, `loop` the first one's."""
+
+    loop: Loop
+    loops: Mapping[int, Loop]
+    loader: UsedLoader
+    samples: Samples
+    training: TrainingProcess
+    experiments: Experiments
+    machine: MachineSummary
+    tried: Tried
+
+    @property
+    def slowed_share(self) -> float:
+        """Return how much of the time computing takes longer because samples are made on the same cores."""
+        if self.training.is_on_gpu or self.loader.makers == 0:
+            return 0.0
+        return max(self.loop.own_s - self.loop.exposed_s - self.device_s, 0.0) / self.loop.step_s
+
     @property
     def device_s(self) -> float:
         """Return what a step takes when its batch is already there."""
-        return self._replayed_s(self.device)
+        return self._replayed_s(self.experiments.device)
 
     @property
     def as_loaded_s(self) -> float:
@@ -312,10 +346,10 @@ class Measured:
 
         Convolutions take their images channels-last, or planar: that changes what they cost.
         """
-        return self._replayed_s(self.as_loaded or self.device)
+        return self._replayed_s(self.experiments.as_loaded or self.experiments.device)
 
     def _replayed_s(self, replay: Timing | None) -> float:
-        besides_waiting = max(self.own_s - self.exposed_s, 1e-6)
+        besides_waiting = max(self.loop.own_s - self.loop.exposed_s, 1e-6)
         if replay is None:
             return besides_waiting
         # A replay that took longer than the real steps was disturbed.
@@ -328,25 +362,24 @@ class Measured:
         By the run as it is, tried once more. On a GPU, or with much between the steps, or where samples wait
         for storage that may have come into memory since, that tells something else.
         """
-        again = self.trials.get(self.workers)
-        if again is None or self.is_on_gpu or self.between_s > 0.05 * self.step_s:
+        again = self.experiments.trials.get(self.loader.workers)
+        if again is None or self.training.is_on_gpu or self.loop.between_s > 0.05 * self.loop.step_s:
             return 1.0
-        if self.sample is not None and self.sample.total.blocked_s > 0.1 * self.sample.total.wall_s:
+        if (
+            self.samples.cost is not None
+            and self.samples.cost.total.blocked_s > 0.1 * self.samples.cost.total.wall_s
+        ):
             return 1.0
-        return min(max(self.own_s / again.seconds, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN)
-
-    @property
-    def is_on_gpu(self) -> bool:
-        return str(self.module.get("device", "cpu")).startswith("cuda")
+        return min(max(self.loop.own_s / again.seconds, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN)
 
     @property
     def device_cpu_s(self) -> float:
         """Return the training process's CPU time in one step, all its threads."""
-        if self.around.device_cpu_share is not None:
-            return self.device_s * self.around.device_cpu_share
-        if self.is_on_gpu:
+        if self.machine.device_cpu_share is not None:
+            return self.device_s * self.machine.device_cpu_share
+        if self.training.is_on_gpu:
             return self.device_s
-        return self.device_s * min(float(self.torch.get("threads") or 1), self.around.cores)
+        return self.device_s * min(float(self.training.torch.get("threads") or 1), self.machine.cores)
 
     @property
     def each_worker(self) -> float:
@@ -356,7 +389,7 @@ class Measured:
     @property
     def most_workers(self) -> int:
         """Return how many workers a loader may have, so that there is a core for each."""
-        return max(int(self.around.cores) // len(self.loop.loaders), 1)
+        return max(int(self.machine.cores) // len(self.loop.loaders), 1)
 
     @property
     def watching_s(self) -> float:
@@ -370,23 +403,23 @@ class Measured:
     @property
     def drained_s(self) -> float:
         """Return what the loader took for a batch when nobody trained; 0: unknown, or one of several."""
-        if self.drain is None or self.makers == 0 or len(self.loop.loaders) > 1:
+        if self.experiments.drain is None or self.loader.makers == 0 or len(self.loop.loaders) > 1:
             return 0.0
         # A loader that is slower alone than in the loop was disturbed.
-        return min(self.drain.seconds * self.slowdown, self.own_s)
+        return min(self.experiments.drain.seconds * self.slowdown, self.loop.own_s)
 
     @property
     def unseen_s(self) -> float:
         """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
-        if self.sample is None or self.workers == 0:
+        if self.samples.cost is None or self.loader.workers == 0:
             return 0.0
-        n, beside = self.samples_per_step, self.feeder_cpu_s + self.helpers_cpu_s
-        cpu = self.sample.total.cpu_s * n + beside
+        n, beside = self.loop.samples_per_step, self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
+        cpu = self.samples.cost.total.cpu_s * n + beside
         # A worker that waits for a core, because others have them all, is still making its batch.
         made = max(
-            (self.sample.total.wall_s * n + beside) / max(self.makers, 1),
-            cpu / max(self.around.cores - self.around.cores_others, 0.5),
-            self.receive_cpu_s,
+            (self.samples.cost.total.wall_s * n + beside) / max(self.loader.makers, 1),
+            cpu / max(self.machine.cores - self.machine.cores_others, 0.5),
+            self.samples.receive_cpu_s,
         )
         # Less is how batches vary.
         return self.drained_s - made if self.drained_s > 1.5 * made else 0.0
@@ -394,27 +427,27 @@ class Measured:
     @property
     def pipeline(self) -> Pipeline:
         """Return the run in the cost model's terms."""
-        sample = self.sample
-        per_batch = self.samples_per_step
+        sample = self.samples.cost
+        per_batch = self.loop.samples_per_step
         cpu = blocked = 0.0
         if sample is not None:
-            cpu = sample.total.cpu_s * per_batch + self.feeder_cpu_s + self.helpers_cpu_s
+            cpu = sample.total.cpu_s * per_batch + self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
             blocked = sample.total.blocked_s * per_batch
         else:
-            blocked = self.wait_s if self.makers == 0 else self.wait_s * self.makers
-        received = 0.0 if self.makers == 0 else self.receive_cpu_s + self.unseen_s
+            blocked = self.loop.wait_s if self.loader.makers == 0 else self.loop.wait_s * self.loader.makers
+        received = 0.0 if self.loader.makers == 0 else self.samples.receive_cpu_s + self.unseen_s
         # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it; what watching costs is neither.
-        slower = self.own_s - self.exposed_s - self.device_s - received - self.watching_s
+        slower = self.loop.own_s - self.loop.exposed_s - self.device_s - received - self.watching_s
         return Pipeline(
             device_s=self.device_s,
             device_cpu_s=self.device_cpu_s,
             fetch_cpu_s=cpu,
             fetch_blocked_s=blocked,
             handover_s=received,
-            drag=max(slower, 0.0) / cpu if self.makers and cpu > 0 else 0.0,
-            workers=self.makers * self.each_worker,
-            cores=max(self.around.cores - self.around.cores_others, 0.5),
-            between_s=self.between_s,
+            drag=max(slower, 0.0) / cpu if self.loader.makers and cpu > 0 else 0.0,
+            workers=self.loader.makers * self.each_worker,
+            cores=max(self.machine.cores - self.machine.cores_others, 0.5),
+            between_s=self.loop.between_s,
             loader_s=self.drained_s,
         )

@@ -31,6 +31,7 @@ PARTS = {
     layout.SAVE: "save",
     layout.WRITE: "write",
 }
+BETWEEN = ("validation", "save", "epoch-start")  # what happens between steps
 # Savers of checkpoints; what other savers write (pictures, tables) is output.
 _CHECKPOINTS = ("torch.", "safetensors", "joblib", "pickle", "accelerate", "lightning")
 _NS = 1e-9
@@ -53,7 +54,7 @@ class Step:
     @property
     def own_s(self) -> float:
         """Return the step without validation, checkpoints and the start of an epoch."""
-        return self.wall_s - sum(self.parts.get(name, 0.0) for name in ("validation", "save", "epoch-start"))
+        return self.wall_s - sum(self.parts.get(name, 0.0) for name in BETWEEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,47 @@ class Loop:
     def is_single_pass(self) -> bool:
         """Return whether the script goes through its data once, as far as was seen: nothing is repeated."""
         return not self.has_optimizer and self.epochs == 0
+
+    @property
+    def samples_per_step(self) -> float:
+        return sum(step.samples for step in self.steps) / len(self.steps)
+
+    @property
+    def step_s(self) -> float:
+        return self.seconds / len(self.steps)
+
+    @property
+    def between_s(self) -> float:
+        return sum(self.per_step(name) for name in BETWEEN)
+
+    @property
+    def own_s(self) -> float:
+        """Return the step itself, without what happens between steps."""
+        return max(self.step_s - self.between_s, 1e-9)
+
+    @property
+    def wait_s(self) -> float:
+        return self.per_step("wait")
+
+    @property
+    def exposed_s(self) -> float:
+        return self.per_step("exposed")
+
+    @property
+    def exposed_share(self) -> float:
+        return self.exposed_s / self.step_s
+
+    def share_of(self, part: str) -> float:
+        return self.per_step(part) / self.step_s
+
+    def each(self, part: str, times: int) -> float:
+        """Return how long one of a part's rare occurrences took."""
+        return self.per_step(part) * len(self.steps) / max(times, 1)
+
+    def place_of(self, part: str) -> str:
+        """Return the call that most of a part's time went into, as file:line."""
+        places = self.places.get(part, {})
+        return max(places, key=lambda place: places[place]) if places else ""
 
     def per_step(self, part: str) -> float:
         """Return a part's mean seconds per step; parts of a step's own are known in the probed steps only."""
@@ -416,5 +458,4 @@ def measure_overhead(loop: Loop) -> Overhead | None:
     # A difference within twice its error is none that can be seen.
     error = 1.25 * math.sqrt(variance(probed) / len(probed) + variance(bare) / len(bare))
     cost = cost if cost > 2 * error else 0.0
-    step_s = loop.seconds / len(loop.steps)
-    return Overhead(cost, cost / step_s, len(probed), len(bare))
+    return Overhead(cost, cost / loop.step_s, len(probed), len(bare))

@@ -22,16 +22,16 @@ _FOUND_S, _READ_BYTES_PER_S = 30e-6, 5e9
 
 def cache_in_memory(m: Measured) -> Remedy | None:
     """Samples kept in memory after the first epoch."""
-    sample, data, kept = m.sample, m.around.data, _keep(m)
+    sample, data, kept = m.samples.cost, m.machine.data, _keep(m)
     if sample is None or kept is None or m.loop.is_single_pass or _is_cached(m):
         return None
     if kept.saved.wall_s < 0.05 * sample.total.wall_s:
         return None
     prediction, then = kept.prediction, kept.then
-    decoded, limit = m.around.decoded_bytes, m.around.memory_limit_bytes
+    decoded, limit = m.machine.decoded_bytes, m.machine.memory_limit_bytes
     note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
     if decoded and limit:
-        used = m.around.memory_used_bytes or 0.0
+        used = m.machine.memory_used_bytes or 0.0
         fits = decoded < 0.85 * (limit - used)
         k = f"; K = {decoded / data.dataset_bytes:.1f}" if data is not None and data.dataset_bytes else ""
         note = (
@@ -60,12 +60,12 @@ def _keep(m: Measured) -> _Kept | None:
 
     It keeps what the dataset returns, or with .map(augment) what there is before the first random number.
     """
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return None
     made = sample.total.minus(sample.kind("collate"))
-    helped_s = m.helpers_cpu_s / max(m.samples_per_step, 1e-9)
-    undrawn = 1.0 if m.is_repeatable else m.looks_fetch.undrawn
+    helped_s = m.samples.helpers_cpu_s / max(m.loop.samples_per_step, 1e-9)
+    undrawn = 1.0 if m.experiments.is_repeatable else m.samples.looks.undrawn
     if undrawn is None:
         # When random numbers come is not known: certainly after the image is there.
         saved = sample.kind("read").plus(sample.kind("decode"))
@@ -73,11 +73,13 @@ def _keep(m: Measured) -> _Kept | None:
     else:
         # Looks say how much of a sample's time that is. What waits for storage comes before it.
         before_s = undrawn * made.wall_s
-        blocked_s = made.blocked_s if m.is_repeatable else min(read_blocked(m).blocked_s, before_s)
+        blocked_s = (
+            made.blocked_s if m.experiments.is_repeatable else min(read_blocked(m).blocked_s, before_s)
+        )
         share = (before_s - blocked_s) / max(made.wall_s - made.blocked_s, 1e-9)
         share = min(max(share, 0.0), 1.0)
         saved = Cost((made.cpu_s + helped_s) * share, made.queue_s * share, blocked_s)
-    now, n = m.pipeline, m.samples_per_step
+    now, n = m.pipeline, m.loop.samples_per_step
     prediction, then = change(
         m,
         fetch_cpu_s=now.fetch_cpu_s - (saved.cpu_s - _reading_s(m)) * n,
@@ -88,27 +90,32 @@ def _keep(m: Measured) -> _Kept | None:
 
 def _reading_s(m: Measured) -> float:
     """Return the CPU time that a sample takes which is kept."""
-    if m.kept_s is not None:
-        return m.kept_s
-    return _FOUND_S + m.batch_bytes / max(m.samples_per_step, 1e-9) / _READ_BYTES_PER_S
+    if m.tried.kept_s is not None:
+        return m.tried.kept_s
+    return _FOUND_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1e-9) / _READ_BYTES_PER_S
 
 
 def read_from_memory(m: Measured) -> Remedy | None:
     """The page cache: what the second epoch gives by itself."""
-    if m.drain is None or m.again is None or m.sample is None or m.sample_again is None:
+    if (
+        m.experiments.drain is None
+        or m.experiments.again is None
+        or m.samples.cost is None
+        or m.samples.again is None
+    ):
         return None
     if m.loop.is_single_pass:
         return None
-    saved = m.sample.total.blocked_s - m.sample_again.total.blocked_s
-    if saved < 0.1 * m.sample.total.wall_s:
+    saved = m.samples.cost.total.blocked_s - m.samples.again.total.blocked_s
+    if saved < 0.1 * m.samples.cost.total.wall_s:
         return None
     now = m.pipeline
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.samples_per_step)
-    data, limit = m.around.data, m.around.memory_limit_bytes
+    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.loop.samples_per_step)
+    data, limit = m.machine.data, m.machine.memory_limit_bytes
     size = data.dataset_bytes if data is not None else None
     note = ""
     if size and limit:
-        fits = size < 0.8 * (limit - (m.around.memory_used_bytes or 0))
+        fits = size < 0.8 * (limit - (m.machine.memory_used_bytes or 0))
         fit = "fit" if fits else "do not fit"
         note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
     return make_remedy(
@@ -120,7 +127,7 @@ def read_from_memory(m: Measured) -> Remedy | None:
 
 def preprocess_once(m: Measured) -> Remedy | None:
     """What is the same in every epoch, done once."""
-    sample, share, kept = m.sample, repeated_share(m), _keep(m)
+    sample, share, kept = m.samples.cost, repeated_share(m), _keep(m)
     if sample is None or share is None or kept is None:
         return None
     # Decoded images alone are not worth storing: they are many times larger than their files. What was made
@@ -130,7 +137,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
     if beyond_decoding < 0.25 and not is_made_smaller:
         return None
     when, again = ("run", "; for data that is gone through again") if m.loop.is_single_pass else ("epoch", "")
-    data = m.around.data
+    data = m.machine.data
     is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])
     return make_remedy(
         m, "preprocess-once",
@@ -155,7 +162,7 @@ def _cached(m: Measured, arguments: str = "") -> str | None:
     if m.loader.get("iterable"):
         return None
     call = f"feedrate.cached(dataset{', ' if arguments else ''}{arguments})"
-    if m.is_repeatable:
+    if m.experiments.is_repeatable:
         return f"DataLoader({call}, ...)"
     return f"DataLoader({call}.map(augment), ...), with all that is random in augment()"
 

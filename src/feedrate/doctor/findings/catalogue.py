@@ -76,7 +76,7 @@ class Entry:
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
     """Return the findings of a run, the verdict first: reasons before what they explain."""
-    finders = pack.FINDERS if m.is_pack_loader else opaque.FINDERS if m.opaque else {}
+    finders = pack.FINDERS if m.loader.is_of_pack else opaque.FINDERS if m.loader.opaque else {}
     found = {
         entry.code: (entry, evidence)
         for entry in CATALOGUE

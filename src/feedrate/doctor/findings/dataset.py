@@ -31,42 +31,45 @@ _LONG_START_S = 60.0  # that long is worth a word, whatever the length of the tr
 
 def find_idle_workers(m: Measured) -> Evidence | None:
     """An iterable dataset with fewer shards than workers: some have nothing to give."""
-    idle, working = m.idle.count, m.workers - m.idle.count
+    loader, idle = m.loader, m.loader.idle.count
+    working = loader.workers - idle
     if not idle or working < 1:
         return None
     share = 0.0
     if waits_for_data(m):
         share = capped(m, saved_by(m.pipeline.gain_of(with_all_workers(m))))
-    shards = "" if m.idle.shards is None else f"; the dataset has {format_count(m.idle.shards, 'shard')}"
-    empty = "is empty, or less than a batch (drop_last)" if m.loader.get("drop_last") else "is empty"
+    count = loader.idle.shards
+    shards = "" if count is None else f"; the dataset has {format_count(count, 'shard')}"
+    empty = "is empty, or less than a batch (drop_last)" if loader.get("drop_last") else "is empty"
     lines = (
-        f"{idle} of {m.workers} workers gave no batch in a whole epoch: their part of the dataset {empty}",
+        f"{idle} of {loader.workers} workers gave no batch in a whole epoch: "
+        f"their part of the dataset {empty}",
         f"{format_count(working, 'worker')} made all batches{shards}",
         wait_words(m),
     )
-    numbers = {"workers": m.workers, "idle_workers": idle, "shards": m.idle.shards}
+    numbers = {"workers": loader.workers, "idle_workers": idle, "shards": count}
     return Evidence(share, lines, numbers, weight=weigh(m, share))
 
 
 def with_all_workers(m: Measured) -> Pipeline:
     """Return the run with data for every worker."""
-    return m.pipeline.with_(workers=m.workers * m.each_worker)
+    return m.pipeline.with_(workers=m.loader.workers * m.each_worker)
 
 
 def find_large_views(m: Measured) -> Evidence | None:
     """Tensors that are small views: torch hands their whole storage to the other process."""
-    views = m.views
+    views = m.loader.views
     if views is None or not has_large_views(m):
         return None
     in_loader = capped(m, saved_by(m.pipeline.gain_of(without_views(m)))) if waits_for_data(m) else 0.0
-    freed = freeing_s(m) / m.step_s
+    freed = freeing_s(m) / m.loop.step_s
     share = min(in_loader + freed, 1.0)
     if share < WORTH_TELLING:
         return None
     lines = [
         f"a batch is {format_bytes(views.used_bytes)} of tensors, which are views of "
         f"{format_bytes(views.copied_bytes)}: all of that is copied to the training process",
-        f"handing a batch over takes {format_seconds(m.feeder_cpu_s)} of CPU in a worker",
+        f"handing a batch over takes {format_seconds(m.samples.feeder_cpu_s)} of CPU in a worker",
     ]
     if freed >= 0.01:
         lines.append(f"giving its memory back takes {format_seconds(freeing_s(m))} in the training process")
@@ -75,21 +78,21 @@ def find_large_views(m: Measured) -> Evidence | None:
 
 
 def has_large_views(m: Measured) -> bool:
-    views = m.views
-    if views is None or m.workers == 0:
+    views = m.loader.views
+    if views is None or m.loader.workers == 0:
         return False
     return views.copied_bytes >= max(_MUCH_LARGER * views.used_bytes, _LEAST_COPIED_BYTES)
 
 
 def without_views(m: Measured) -> Pipeline:
     """Return the run with tensors that have their own, small storage; to make them costs a copy of each."""
-    now, views = m.pipeline, m.views
+    now, views = m.pipeline, m.loader.views
     if views is None:
         return now
     kept = views.used_bytes / views.copied_bytes
     cloning_s = views.used_bytes / _CLONED_BYTES_PER_S
     return now.with_(
-        fetch_cpu_s=max(now.fetch_cpu_s - (1 - kept) * m.feeder_cpu_s + cloning_s, 0.0),
+        fetch_cpu_s=max(now.fetch_cpu_s - (1 - kept) * m.samples.feeder_cpu_s + cloning_s, 0.0),
         # What a batch takes beyond its making and pickling is receiving, which small ones need as well.
         handover_s=max(now.handover_s - (1 - kept) * m.unseen_s, 0.0),
     )
@@ -97,7 +100,7 @@ def without_views(m: Measured) -> Pipeline:
 
 def find_slow_start(m: Measured) -> Evidence | None:
     """Samples that are decoded one after the other before the first step."""
-    start = m.start
+    start = m.samples.start
     if start is None or start.decode_s + start.read_s < _LEAST_START_S:
         return None
     spent, share = start.decode_s + start.read_s, saved_by(faster_start(m))
@@ -114,7 +117,7 @@ def find_slow_start(m: Measured) -> Evidence | None:
         f"the first batch was asked for after {format_seconds(start.seconds)}; of that took {of_it}, in one "
         "thread of the training process",
         f"{start.name} was called {start.calls:,} times{where}",
-        f"{m.around.cores:.0f} cores are usable; the share is that of the start and "
+        f"{m.machine.cores:.0f} cores are usable; the share is that of the start and "
         f"{'an epoch' if _epoch_s(m) > m.loop.seconds else 'the steps that were seen'} together",
     )
     numbers = {"start_s": start.seconds, "decode_s": start.decode_s, "read_s": start.read_s}
@@ -123,36 +126,37 @@ def find_slow_start(m: Measured) -> Evidence | None:
 
 def faster_start(m: Measured) -> float:
     """Return the speed-up of start and epoch when all usable cores decode before the first step."""
-    start = m.start
+    start = m.samples.start
     if start is None:
         return 1.0
     whole = start.seconds + max(_epoch_s(m), m.loop.seconds)
-    saved = (start.decode_s + start.read_s) * (1 - 1 / max(m.around.cores, 1.0))
+    saved = (start.decode_s + start.read_s) * (1 - 1 / max(m.machine.cores, 1.0))
     return whole / max(whole - saved, 1e-9)
 
 
 def _epoch_s(m: Measured) -> float:
     batches = m.loader.get("batches")
-    return float(batches) * m.step_s if isinstance(batches, int) else 0.0
+    return float(batches) * m.loop.step_s if isinstance(batches, int) else 0.0
 
 
 def feed_all_workers(m: Measured) -> Remedy | None:
     """As many shards as workers."""
-    working = m.workers - m.idle.count
-    if not m.idle.count or working < 1:
+    workers, idle = m.loader.workers, m.loader.idle.count
+    working = workers - idle
+    if not idle or working < 1:
         return None
     then = with_all_workers(m)
     return make_remedy(
-        m, "more-shards", f"divide the data into {m.workers} shards or more, so that every worker has some",
-        predict_change(m.pipeline, then, m.step_s), then,
-        change=f"{m.workers} shards or more, or DataLoader(..., num_workers={working})",
-        note=f"num_workers={working} is as fast as now, with {m.idle.count} fewer to start",
+        m, "more-shards", f"divide the data into {workers} shards or more, so that every worker has some",
+        predict_change(m.pipeline, then, m.loop.step_s), then,
+        change=f"{workers} shards or more, or DataLoader(..., num_workers={working})",
+        note=f"num_workers={working} is as fast as now, with {idle} fewer to start",
     )  # fmt: skip
 
 
 def clone_views(m: Measured) -> Remedy | None:
     """Only what is used goes to the training process."""
-    views = m.views
+    views = m.loader.views
     if views is None or not has_large_views(m):
         return None
     then = without_views(m)
@@ -160,14 +164,14 @@ def clone_views(m: Measured) -> Remedy | None:
     used, copied = format_bytes(views.used_bytes), format_bytes(views.copied_bytes)
     return make_remedy(
         m, "clone-views", f"hand over copies of the parts in use: {used} a batch instead of {copied}",
-        predict_change(m.pipeline, then, m.step_s), then,
+        predict_change(m.pipeline, then, m.loop.step_s), then,
         change="return part.clone() in the dataset, where part is a slice of a larger tensor",
     )  # fmt: skip
 
 
 def decode_side_by_side(m: Measured) -> Remedy | None:
     """All cores for what is decoded before the first step."""
-    cores = int(m.around.cores)
+    cores = int(m.machine.cores)
     if cores < 2 or find_slow_start(m) is None:
         return None
     return make_remedy(

@@ -87,8 +87,8 @@ _OF_DATALOADER = {
 
 def remedies_of(m: Measured) -> dict[str, Remedy]:
     """Return every remedy that can be judged from this run, by name."""
-    left_out = _OF_DATALOADER if m.is_pack_loader or m.opaque else set()
-    left_out = left_out | {pack.load_to_device} if m.opaque else left_out
+    left_out = _OF_DATALOADER if m.loader.is_of_pack or m.loader.opaque else set()
+    left_out = left_out | {pack.load_to_device} if m.loader.opaque else left_out
     made = (make(m) for make in ALL if make not in left_out)
     return {remedy.name: remedy for remedy in made if remedy is not None}
 
@@ -140,7 +140,7 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
         return f"Nothing holds this run up for more than {WORTH_A_VERDICT:.0%} of its time."
     first = findings[0]
     if first.code == "device-bound":
-        return f"{first.title}; data is waited for {m.exposed_share:.0%} of the time."
+        return f"{first.title}; data is waited for {m.loop.exposed_share:.0%} of the time."
     if first.share < WORTH_TELLING:
         return f"{first.title}."
     return f"{first.title}; that costs {first.share:.0%} of the time."
@@ -171,15 +171,16 @@ def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) ->
         seconds=seconds,
         steps=len(m.loop.steps),
         warmup_steps=m.loop.warmup_steps,
-        samples_per_step=m.samples_per_step,
-        seconds_per_step=m.step_s,
-        samples_per_s=m.samples_per_step / m.step_s,
-        exposed_wait_share=m.exposed_s / m.step_s,
-        device=m.framework or ((m.around.gpu_name or str(m.module.get("device"))) if m.is_on_gpu else "cpu"),
+        samples_per_step=m.loop.samples_per_step,
+        seconds_per_step=m.loop.step_s,
+        samples_per_s=m.loop.samples_per_step / m.loop.step_s,
+        exposed_wait_share=m.loop.exposed_s / m.loop.step_s,
+        device=m.loader.framework
+        or ((m.machine.gpu_name or str(m.training.module.get("device"))) if m.training.is_on_gpu else "cpu"),
         ranks=len(m.loops),
-        workers=m.workers,
-        threads=m.threads or None,
-        usable_cores=m.around.cores,
+        workers=m.loader.workers,
+        threads=m.loader.threads or None,
+        usable_cores=m.machine.cores,
         unseen=tuple(_unseen(m, mode)),
         experiments=tuple(_experiments(m)),
     )
@@ -189,14 +190,16 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     # A script that ended by itself has shown all that there is to see.
     steps, hint = len(m.loop.steps), ": use --passive to see more" if mode == "experiments" else ""
     unseen = []
-    if m.framework:
+    if m.loader.framework:
         unseen.append(
-            f"what {m.framework} does in a step, which is from one batch that it takes to the next: it takes "
-            "them ahead of their use"
+            f"what {m.loader.framework} does in a step, which is from one batch that it takes to the next: "
+            "it takes them ahead of their use"
         )
-    if m.opaque:
-        unseen.append(f"what {m.opaque} does for a sample: it works in threads of its own and on the GPU")
-    if m.is_on_gpu and not m.around.gpu_name and importlib.util.find_spec("pynvml") is None:
+    if m.loader.opaque:
+        unseen.append(
+            f"what {m.loader.opaque} does for a sample: it works in threads of its own and on the GPU"
+        )
+    if m.training.is_on_gpu and not m.machine.gpu_name and importlib.util.find_spec("pynvml") is None:
         unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     if not m.loop.validations and m.loop.has_optimizer:
         unseen.append(f"no validation in {steps} steps{hint}")
@@ -204,24 +207,24 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         unseen.append(f"no checkpoint in {steps} steps{hint}")
     if not m.loop.epochs:
         unseen.append(f"no start of an epoch in {steps} steps{hint}")
-    reasons = {str(fact["why"]) for fact in m.skipped}
-    if len(reasons) == 1 and len(m.skipped) == len(layout.PHASES) - 1:
-        return [f"no experiments: {reasons.pop()}", *unseen, *m.around.notes]
+    reasons = {str(fact["why"]) for fact in m.experiments.skipped}
+    if len(reasons) == 1 and len(m.experiments.skipped) == len(layout.PHASES) - 1:
+        return [f"no experiments: {reasons.pop()}", *unseen, *m.machine.notes]
     if mode == "ended":
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
     unseen += [
         f"{layout.PHASES[fact['phase']]}: {fact['why']}"
-        for fact in m.skipped
+        for fact in m.experiments.skipped
         if fact.get("phase", 99) < len(layout.PHASES)
     ]
-    unseen += list(m.around.notes)
+    unseen += list(m.machine.notes)
     return unseen
 
 
 def _why_late(m: Measured) -> str:
     """Return why experiments that were due had not begun, and what would let them."""
-    due, left, needed = (int(m.no_room.get(name) or 0) for name in ("steps", "left", "needed"))
+    due, left, needed = (int(m.experiments.no_room.get(name) or 0) for name in ("steps", "left", "needed"))
     if not due:
         return ""
     in_time = due + left - needed
@@ -241,32 +244,32 @@ def _experiments(m: Measured) -> list[str]:
         layout.REPLAY_LOADER_LAYOUT: "the same on batches laid out as feedrate.Loader's, {n} steps",
     }
     said = []
-    for fact in m.phases:
+    for fact in m.experiments.phases:
         text = words.get(int(fact.get("phase", -1)))
         if text is not None:
             workers = (fact.get("detail") or {}).get("workers")
             named = "other workers" if workers is None else format_count(int(workers), "worker")
-            named += ", as before, to compare with" if workers == m.workers else ""
+            named += ", as before, to compare with" if workers == m.loader.workers else ""
             said.append(text.format(n=fact.get("batches", 0), workers=named))
-    if m.blocked:
+    if m.experiments.blocked:
         said.append(
-            f"held back {format_count(len(m.blocked), 'write')} of the spoilt run: "
-            + ", ".join(sorted({str(f.get("what")) for f in m.blocked})[:3])
+            f"held back {format_count(len(m.experiments.blocked), 'write')} of the spoilt run: "
+            + ", ".join(sorted({str(f.get("what")) for f in m.experiments.blocked})[:3])
         )
     return said
 
 
 def _split(m: Measured) -> tuple[TimeShare, ...]:
-    shares = [TimeShare("waiting for data", m.wait_s, m.wait_s / m.step_s, m.exposed_s)]
+    shares = [TimeShare("waiting for data", m.loop.wait_s, m.loop.wait_s / m.loop.step_s, m.loop.exposed_s)]
     for part, title in _TITLES.items():
         seconds = m.loop.per_step(part)
         if seconds > 0:
             places = m.loop.places.get(part, {})
             detail = max(places, key=lambda place: places[place]) if places else ""
-            shares.append(TimeShare(title, seconds, seconds / m.step_s, None, detail))
+            shares.append(TimeShare(title, seconds, seconds / m.loop.step_s, None, detail))
     rest = max(other_s(m), 0.0)
-    name = f"{m.framework}, and the loop's own code" if m.framework else "the loop's own code"
-    shares.append(TimeShare(name, rest, rest / m.step_s))
+    name = f"{m.loader.framework}, and the loop's own code" if m.loader.framework else "the loop's own code"
+    shares.append(TimeShare(name, rest, rest / m.loop.step_s))
     # Parts are known from the probed steps, the whole from all: make the shares add up.
     total = sum(share.share for share in shares) or 1.0
     return tuple(
@@ -276,10 +279,10 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
 
 
 def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return ()
-    handover_s = m.feeder_cpu_s / max(m.samples_per_step, 1)
+    handover_s = m.samples.feeder_cpu_s / max(m.loop.samples_per_step, 1)
     whole = sample.total.wall_s + handover_s or 1.0
     parts = [
         SamplePart(kind, name or "the dataset's own code", c.cpu_s, c.queue_s, c.blocked_s, c.wall_s / whole)
@@ -296,7 +299,7 @@ def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
 def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
     lines = [
         HotLine(p.place, p.function, where, p.share, p.source)
-        for where, looks in (("worker", m.looks_fetch), ("main", m.looks_main))
+        for where, looks in (("worker", m.samples.looks), ("main", m.training.looks))
         for p in looks.places[:5]
         if p.share >= 0.03
     ]
@@ -304,49 +307,49 @@ def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
 
 
 def _rates(m: Measured) -> tuple[Rate, ...]:
-    n = m.samples_per_step
+    n = m.loop.samples_per_step
     steps = [step.wall_s for step in m.loop.steps]
     real = Timing.of(steps)
     named: list[tuple[str, str, Timing | None]] = [
         ("real", "the run as it is", real),
-        ("device", "the device, on batches kept in memory", m.device),
-        ("loader", "the loader, without training", m.drain),
-        ("loader-again", "the loader, the same samples again", m.again),
+        ("device", "the device, on batches kept in memory", m.experiments.device),
+        ("loader", "the loader, without training", m.experiments.drain),
+        ("loader-again", "the loader, the same samples again", m.experiments.again),
         *(
             (
                 f"trial-{k}-workers",
                 "the run as it is, once more"
-                if k == m.workers
+                if k == m.loader.workers
                 else f"the run with {format_count(k, 'worker')}",
                 t,
             )
-            for k, t in sorted(m.trials.items())
+            for k, t in sorted(m.experiments.trials.items())
         ),
-        ("half-precision", "the device in half precision", m.half_precision),
-        ("channels-last", "the device in channels-last layout", m.channels_last),
+        ("half-precision", "the device in half precision", m.experiments.half_precision),
+        ("channels-last", "the device in channels-last layout", m.experiments.channels_last),
     ]
     rates = [
         Rate(name, title, n / t.seconds, n / max(t.high, 1e-9), n / max(t.low, 1e-9), t.batches)
         for name, title, t in named
         if t is not None and t.seconds > 0
     ]
-    if m.kernel is not None and m.kernel.taken:
-        per_s = 1 / m.kernel.cpu_s_per_image
+    if m.tried.kernel is not None and m.tried.kernel.taken:
+        per_s = 1 / m.tried.kernel.cpu_s_per_image
         rates.append(
             Rate(
                 "kernel",
-                f"feedrate's decoder on {'those' if m.kernel.left else 'these'} files"
-                f"{' that it takes' if m.kernel.left else ''}, one core",
+                f"feedrate's decoder on {'those' if m.tried.kernel.left else 'these'} files"
+                f"{' that it takes' if m.tried.kernel.left else ''}, one core",
                 per_s,
                 per_s * 0.9,
                 per_s * 1.1,
-                m.kernel.taken,
+                m.tried.kernel.taken,
             )
         )
-    if m.trial is not None:
-        per_s, cores = m.trial.images_per_s, format_count(m.trial.threads, "core")
+    if m.tried.trial is not None:
+        per_s, cores = m.tried.trial.images_per_s, format_count(m.tried.trial.threads, "core")
         title = f"feedrate.Loader on these files, without training, {cores}"
-        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.trial.images))
+        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.tried.trial.images))
     return tuple(rates)
 
 
@@ -364,7 +367,7 @@ def _timeline(m: Measured, origin_ns: int) -> tuple[StepRow, ...]:
         for rank, loop in m.loops.items()
         for step in loop.steps[:_TIMELINE_STEPS]
     ]
-    for phase, waits in m.experiment_waits.items():
+    for phase, waits in m.experiments.waits.items():
         rows += [
             StepRow(
                 start_s=(start - origin_ns) * 1e-9,

@@ -47,12 +47,12 @@ def percent(share: float) -> str:
 
 def waits_for_data(m: Measured) -> bool:
     """Whether the loader holds up the training at all: by waits, or by the cores that it takes from it."""
-    return m.exposed_share + m.slowed_share >= WORTH_TELLING
+    return m.loop.exposed_share + m.slowed_share >= WORTH_TELLING
 
 
 def capped(m: Measured, share: float) -> float:
     """No cause inside the loader can cost more than the loader does."""
-    return min(share, m.exposed_share + m.slowed_share)
+    return min(share, m.loop.exposed_share + m.slowed_share)
 
 
 def weigh(m: Measured, share: float) -> float:
@@ -61,40 +61,43 @@ def weigh(m: Measured, share: float) -> float:
     Where nobody waits and the loader only shares the cores with the computing, that is how two cores are used
     well; only much of it is worth a verdict.
     """
-    if m.exposed_share < WORTH_A_VERDICT and share < _MUCH:
+    if m.loop.exposed_share < WORTH_A_VERDICT and share < _MUCH:
         return min(share, 0.9 * WORTH_A_VERDICT)
     return share
 
 
 def wait_words(m: Measured) -> str:
-    waiting = (
-        f"waiting for data: {percent(m.exposed_share)} of the time, {format_seconds(m.exposed_s)} a step"
-    )
+    share, seconds = percent(m.loop.exposed_share), format_seconds(m.loop.exposed_s)
+    waiting = f"waiting for data: {share} of the time, {seconds} a step"
     if m.slowed_share < WORTH_TELLING:
         return waiting
-    who = "the loader's threads" if m.is_pack_loader else "the workers"
+    who = "the loader's threads" if m.loader.is_of_pack else "the workers"
     return f"{waiting}; {who} take cores from the computing: {percent(m.slowed_share)} more"
 
 
 def queue_share(m: Measured) -> float:
     """Return how much of a sample's time is spent ready to run, without a core."""
-    return m.sample.total.queue_s / max(m.sample.total.wall_s, 1e-9) if m.sample is not None else 0.0
+    return (
+        m.samples.cost.total.queue_s / max(m.samples.cost.total.wall_s, 1e-9)
+        if m.samples.cost is not None
+        else 0.0
+    )
 
 
 def on_gpu_of_others(m: Measured) -> float:
     """Return the share of the time in which the GPU worked for others while this run had work for it."""
-    others = m.around.gpu_others
-    if not m.is_on_gpu or not m.around.gpu_others_share:
+    others = m.machine.gpu_others
+    if not m.training.is_on_gpu or not m.machine.gpu_others_share:
         return 0.0
     # Processes take turns: who has work gets its turn, however much the others could use.
-    theirs = min(m.around.gpu_others_share, others / (others + 1))
-    return theirs * max(m.own_s - m.exposed_s, 0.0) / m.step_s
+    theirs = min(m.machine.gpu_others_share, others / (others + 1))
+    return theirs * max(m.loop.own_s - m.loop.exposed_s, 0.0) / m.loop.step_s
 
 
 def waiting_for_cores(m: Measured) -> float:
     """Return the share of the time in which whoever makes the step long had no core because of others."""
-    others, ours = m.around.cores_others + m.around.steal_cores, m.around.cores_ours or 0.0
-    waits = m.exposed_s * queue_share(m) + (m.own_s - m.exposed_s) * m.computing_queue_share
+    others, ours = m.machine.cores_others + m.machine.steal_cores, m.machine.cores_ours or 0.0
+    waits = m.loop.exposed_s * queue_share(m) + (m.loop.own_s - m.loop.exposed_s) * m.training.queue_share
     # Of more workers than cores, some wait for each other, whoever else is there.
-    theirs = 1.0 if m.workers <= m.around.cores else others / max(others + ours, 1e-9)
-    return min(waits * theirs / m.step_s, 0.95)
+    theirs = 1.0 if m.loader.workers <= m.machine.cores else others / max(others + ours, 1e-9)
+    return min(waits * theirs / m.loop.step_s, 0.95)

@@ -4,12 +4,19 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.machine import MachineTrace
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.readings import READINGS, UNKNOWN, format_reading, list_readings
 from feedrate.doctor.results import Fact
 from feedrate.units import format_bytes
 
-UNKNOWN = "unknown"
 NONE = "none"
+_READINGS = {**READINGS, **list_readings(MachineSummary)}
+_OF_MACHINE = (
+    "cores_ours", "cores_others", "memory_limit_bytes", "memory_used_bytes", "memory_cache_bytes",
+    "memory_stall_share", "io_stall_share", "disk_busy", "disk_read_bytes_per_s", "network_bytes_per_s",
+    "shm_size_bytes",
+)  # fmt: skip
 
 
 def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
@@ -17,9 +24,9 @@ def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
 
 
 def _loader_facts(m: Measured) -> list[Fact]:
-    if m.is_pack_loader:
+    if m.loader.is_of_pack:
         return _pack_loader_facts(m)
-    if m.opaque:
+    if m.loader.opaque:
         return [
             *_dataset_facts(m),
             Fact("pipeline threads", str(m.loader.get("pipeline_threads") or UNKNOWN)),
@@ -28,8 +35,8 @@ def _loader_facts(m: Measured) -> list[Fact]:
         ]
     return [
         *_dataset_facts(m),
-        Fact("workers", str(m.workers)),
-        *([Fact("workers without data", str(m.idle.count))] if m.loader.get("iterable") else []),
+        Fact("workers", str(m.loader.workers)),
+        *([Fact("workers without data", str(m.loader.idle.count))] if m.loader.get("iterable") else []),
         Fact("persistent workers", str(bool(m.loader.get("persistent_workers")))),
         Fact("pinned memory", str(bool(m.loader.get("pin_memory")))),
         *_batch_facts(m),
@@ -38,10 +45,10 @@ def _loader_facts(m: Measured) -> list[Fact]:
 
 def _pack_loader_facts(m: Measured) -> list[Fact]:
     """Return the facts of a feedrate.Loader, its settings in the words of its own options."""
-    loader, stages = m.loader, m.stages
+    loader, stages = m.loader, m.samples.stages
     named = [
         ("pack", loader.get("pack")),
-        ("threads", f"{m.threads}{'' if loader.get('threads_given') else ', as many as cores'}"),
+        ("threads", f"{m.loader.threads}{'' if loader.get('threads_given') else ', as many as cores'}"),
         ("batches ahead", loader.get("prefetch")),
         ("cache", loader.get("cache") or NONE),
         ("scratch", loader.get("scratch") or NONE),
@@ -68,7 +75,7 @@ def _dataset_facts(m: Measured) -> list[Fact]:
 
 
 def _batch_facts(m: Measured) -> list[Fact]:
-    loader, batch = m.loader, m.batch
+    loader, batch = m.loader, m.loader.batch
     tensors = ", ".join(
         f"{t.get('dtype')} {'x'.join(str(n) for n in t.get('shape') or ())}"
         for t in batch.get("tensors") or ()
@@ -76,27 +83,33 @@ def _batch_facts(m: Measured) -> list[Fact]:
     return [
         Fact("batch size", str(loader.get("batch_size", UNKNOWN))),
         Fact("batch", tensors or "no tensors"),
-        Fact("model", f"{m.module.get('class', UNKNOWN)} on {m.module.get('device', UNKNOWN)}"),
+        Fact(
+            "model",
+            f"{m.training.module.get('class', UNKNOWN)} on {m.training.module.get('device', UNKNOWN)}",
+        ),
         Fact("precision", _precision(m)),
         *_layout(m),
-        Fact("torch", f"{m.torch.get('version', UNKNOWN)}, {m.torch.get('threads', UNKNOWN)} threads"),
+        Fact(
+            "torch",
+            f"{m.training.torch.get('version', UNKNOWN)}, {m.training.torch.get('threads', UNKNOWN)} threads",
+        ),
     ]
 
 
 def _precision(m: Measured) -> str:
-    if m.autocast.get("enabled"):
-        return f"autocast to {m.autocast.get('dtype') or 'half precision'}"
-    return str(m.module.get("dtype") or UNKNOWN)
+    if m.training.autocast.get("enabled"):
+        return f"autocast to {m.training.autocast.get('dtype') or 'half precision'}"
+    return str(m.training.module.get("dtype") or UNKNOWN)
 
 
 def _layout(m: Measured) -> list[Fact]:
     """Return nothing for a model without filters that have a layout."""
-    is_last = m.module.get("channels_last")
+    is_last = m.training.module.get("channels_last")
     return [] if is_last is None else [Fact("channels last", str(bool(is_last)))]
 
 
 def _data_facts(m: Measured) -> list[Fact]:
-    data = m.around.data
+    data = m.machine.data
     if data is None:
         return [Fact("data", "no files were opened while samples were made")]
     spins = {True: "spinning", False: "solid state", None: "unknown kind of disk"}[data.is_rotational]
@@ -114,26 +127,23 @@ def _data_facts(m: Measured) -> list[Fact]:
 
 
 def _machine_facts(m: Measured) -> list[Fact]:
-    around = m.around
+    around = m.machine
+    is_shown = {
+        "gpu_utilisation": around.gpus,
+        "gpu_others_share": around.gpu_others,
+        "gpu_memory_share": around.gpus,
+        "gpu_power_w": around.gpu_power_w is not None,
+    }
     return [
         Fact("usable cores", f"{around.cores:g}"),
-        Fact("cores used by the run", _number(around.cores_ours)),
-        Fact("cores used by others", _number(around.cores_others)),
-        Fact("memory limit", _size(around.memory_limit_bytes)),
-        Fact("memory used", _size(around.memory_used_bytes)),
-        Fact("page cache", _size(around.memory_cache_bytes)),
-        Fact("memory pressure", _share(around.memory_stall_share)),
-        Fact("I/O pressure", _share(around.io_stall_share)),
-        Fact("disk busy", _share(around.disk_busy)),
-        Fact("read from disks", _rate(around.disk_read_bytes_per_s)),
-        Fact("received from the network", _rate(around.network_bytes_per_s)),
-        Fact("/dev/shm", _size(around.shm_size_bytes)),
-        Fact("GPU", around.gpu_name or "none"),
-        *([Fact("GPU utilisation", _share(around.gpu_utilisation))] if around.gpus else []),
-        *([Fact("GPU used by others", _share(around.gpu_others_share))] if around.gpu_others else []),
-        *([Fact("GPU memory", _share(around.gpu_memory_share))] if around.gpus else []),
-        *([Fact("GPU power", f"{around.gpu_power_w:.0f} W")] if around.gpu_power_w is not None else []),
+        *(_reading(around, name) for name in _OF_MACHINE),
+        Fact("GPU", around.gpu_name or NONE),
+        *(_reading(around, name) for name, is_known in is_shown.items() if is_known),
     ]
+
+
+def _reading(around: MachineSummary, name: str) -> Fact:
+    return Fact(_READINGS[name].fact, format_reading(getattr(around, name), _READINGS[name]))
 
 
 def _sampler_facts(trace: MachineTrace) -> list[Fact]:
@@ -142,19 +152,3 @@ def _sampler_facts(trace: MachineTrace) -> list[Fact]:
 
 def _count(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else UNKNOWN
-
-
-def _number(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
-
-
-def _size(value: float | None) -> str:
-    return UNKNOWN if value is None else format_bytes(value)
-
-
-def _rate(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{format_bytes(value)}/s"
-
-
-def _share(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0%}"

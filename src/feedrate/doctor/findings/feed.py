@@ -50,8 +50,8 @@ _READ_SMALL, _READ_LARGE = 0.25, 0.8  # of waiting for files, what ranges of a p
 
 def replace_loader(m: Measured) -> Remedy | None:
     """Predict `feedrate.Loader` on a pack in place of the DataLoader, from what was tried on these files."""
-    sample, data, trial = m.sample, m.around.data, m.trial
-    if sample is None or data is None or trial is None or m.reads_pack:
+    sample, data, trial = m.samples.cost, m.machine.data, m.tried.trial
+    if sample is None or data is None or trial is None or m.loader.reads_pack:
         return None
     if sample.kind("decode").cpu_s <= 0:
         return None
@@ -60,36 +60,36 @@ def replace_loader(m: Measured) -> Remedy | None:
     then = predict_pipeline(m, sample, data, trial)
     return add_code(m, make_remedy(
         m, NAME, _TITLE, _predict(m, then), then,
-        decode_s=then.fetch_cpu_s / m.samples_per_step,
+        decode_s=then.fetch_cpu_s / m.loop.samples_per_step,
         command=f"feedrate pack {shlex.quote(data.folder)} PACK",
         # What was tried is a guess where no call was recognised: no line for a script.
-        change=_CHANGE if m.call is None else None,
+        change=_CHANGE if m.tried.call is None else None,
         note=_note(m, sample, data, trial, then),
     ))  # fmt: skip
 
 
 def _predict(m: Measured, then: Pipeline) -> Prediction:
-    prediction = predict_change(m.pipeline, then, m.step_s)
+    prediction = predict_change(m.pipeline, then, m.loop.step_s)
     # What was never seen to be faster, the computing on batches that were there, is no faster with a Loader.
-    most = m.step_s / (then.device_s + then.between_s)
+    most = m.loop.step_s / (then.device_s + then.between_s)
     return around(most, then.slowest) if prediction.speedup > most else prediction
 
 
 def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) -> Pipeline:
     """Return the run with a Loader: what was tried, beside what the training itself takes."""
-    now, n = m.pipeline, m.samples_per_step
+    now, n = m.pipeline, m.loop.samples_per_step
     own_s = sum(_other_transforms(m, sample).values())
     beside_s = _BATCH_CPU_S + own_s * n
-    if m.is_batch_of_floats and not m.is_on_gpu:
-        beside_s += m.batch_bytes / _WRITTEN_BYTES_PER_S
+    if m.loader.is_batch_of_floats and not m.training.is_on_gpu:
+        beside_s += m.loader.batch_bytes / _WRITTEN_BYTES_PER_S
     images = n * _images_per_sample(sample, data)
     kept = _READ_SMALL if data.mean_bytes < _SMALL_BYTES else _READ_LARGE
     # What storage was seen to give, by as much as a pack is read better; more threads get no more out of it.
-    reading_s = read_blocked(m).blocked_s * n * kept / max(m.makers, 1)
+    reading_s = read_blocked(m).blocked_s * n * kept / max(m.loader.makers, 1)
     device_s = m.as_loaded_s
-    if m.is_on_gpu:
+    if m.training.is_on_gpu:
         # Batches arrive beside the computing, which cannot take less than the device's own time.
-        computing_s = m.computing_device_s * device_s / m.device_s
+        computing_s = m.training.computing_s * device_s / m.device_s
         device_s = max(device_s - copying_s(m), min(computing_s, device_s))
     starting_s = m.loop.per_step("epoch-start")
     first_s = m.loop.epochs / len(m.loop.steps) * images / trial.images_per_s
@@ -124,7 +124,7 @@ def _drag_of_threads(now: Pipeline) -> float:
 
 def _other_transforms(m: Measured, sample: SampleCost) -> dict[str, float]:
     """Return the CPU time a sample of transforms that a Loader does not do by itself, by name."""
-    done = _IN_KERNEL | _ON_DEVICE if m.is_on_gpu else _IN_KERNEL
+    done = _IN_KERNEL | _ON_DEVICE if m.training.is_on_gpu else _IN_KERNEL
     return {
         name: cost.cpu_s
         for (kind, name), cost in sample.parts.items()
@@ -138,13 +138,13 @@ def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
     Transforms that are known by name, and what is more than a dataset does for every sample.
     """
     named = _other_transforms(m, sample)
-    plain_s = _PLAIN_S + m.batch_bytes / max(m.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
+    plain_s = _PLAIN_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
     plain_s += _FREED_SHARE * sample.kind("decode").cpu_s
-    helpers_s = m.helpers_cpu_s / max(m.samples_per_step, 1e-9)
+    helpers_s = m.samples.helpers_cpu_s / max(m.loop.samples_per_step, 1e-9)
     rest_s = max(sample.kind("rest").cpu_s + helpers_s - plain_s, 0.0)
     largest = max(named, key=lambda name: named[name], default="")
     if rest_s > named.get(largest, 0.0):
-        hot = next(iter(m.looks_fetch.own), None)
+        hot = next(iter(m.samples.looks.own), None)
         largest = f"{hot.function} ({hot.place})" if hot is not None else "the dataset's own code"
     return sum(named.values()) + rest_s, largest
 
@@ -170,10 +170,10 @@ def _images_per_sample(sample: SampleCost, data: DataFiles) -> int:
 def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, then: Pipeline) -> str:
     on = f"{trial.threads} cores" if trial.threads > 1 else "one core"
     said = [f"{trial.images_per_s:,.0f} images/s on {on}, tried with {trial.images} of these files"]
-    if m.is_on_gpu and then.slowest in ("workers", "cores"):
+    if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:
-        seconds = estimate_packing(data, trial, m.around.cores, read_blocked(m).blocked_s)
+        seconds = estimate_packing(data, trial, m.machine.cores, read_blocked(m).blocked_s)
         size = format_bytes(data.dataset_bytes)
         said.append(f"packing takes about {format_seconds(seconds)}, and {size} of disk")
     if read_blocked(m).blocked_s >= _WAITED_FOR * sample.total.wall_s:

@@ -52,32 +52,32 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         return None
     # Several loaders rarely work all at once: what was tried, with no more workers in each than there are
     # cores, tells more than the rule of a core for each.
-    most = int(m.around.cores)
-    tried = {n: tried_gain(m, n) for n in m.trials if m.workers < n <= most}
+    most = int(m.machine.cores)
+    tried = {n: tried_gain(m, n) for n in m.experiments.trials if m.loader.workers < n <= most}
     if tried:
         number = max(tried, key=lambda n: tried[n])
         gain, how = tried[number], "tried in this run"
     else:
         now = m.pipeline
         number = best_workers(now, m.most_workers, m.each_worker)
-        if number <= m.workers or m.idle.count:  # more would have no data either
+        if number <= m.loader.workers or m.loader.idle.count:  # more would have no data either
             return None
         gain, how = now.gain_of(now.with_(workers=number * m.each_worker)), "by the cost model"
     if gain < STARVED_GAIN:
         return None
-    workers = format_count(m.workers, "worker") if m.workers else "no worker"
+    workers = format_count(m.loader.workers, "worker") if m.loader.workers else "no worker"
     lines = [
-        f"{workers} on {m.around.cores:.0f} usable cores; {number} give {gain:.2f}x ({how})",
+        f"{workers} on {m.machine.cores:.0f} usable cores; {number} give {gain:.2f}x ({how})",
         wait_words(m),
     ]
-    if m.sample is not None:
-        lines.append(f"a sample takes {format_seconds(m.sample.total.wall_s)} to make")
-    numbers = {"workers": m.workers, "better_workers": number, "gain": round(gain, 3)}
+    if m.samples.cost is not None:
+        lines.append(f"a sample takes {format_seconds(m.samples.cost.total.wall_s)} to make")
+    numbers = {"workers": m.loader.workers, "better_workers": number, "gain": round(gain, 3)}
     return _of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None or not waits_for_data(m):
         return None
     decode = decoding(m)
@@ -91,19 +91,19 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
         f"{of_sample} of the {format_seconds(sample.total.wall_s)} that it takes",
         wait_words(m),
     ]
-    if m.kernel is not None and m.kernel.taken:
-        ours = format_seconds(m.kernel.cpu_s_per_image)
-        rest = f"; {m.kernel.left_words}, which it does not take" if m.kernel.left else ""
+    if m.tried.kernel is not None and m.tried.kernel.taken:
+        ours = format_seconds(m.tried.kernel.cpu_s_per_image)
+        rest = f"; {m.tried.kernel.left_words}, which it does not take" if m.tried.kernel.left else ""
         lines.append(f"feedrate's decoder takes {ours} on {'the same files' if not rest else 'JPEGs'}{rest}")
     numbers = {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s}
     cause = "Images are decoded whole, on the CPU, and the crop throws a part away." if crops(m) else ""
-    if m.reads_pack:
+    if m.loader.reads_pack:
         cause = "feedrate decodes the pack's images in the DataLoader's workers, on the CPU."
     return _of_loader(m, share, tuple(lines), numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None or not waits_for_data(m):
         return None
     own = transforming(m)
@@ -112,7 +112,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
         return None
     of_sample = percent(own.wall_s / sample.total.wall_s)
     lines = [f"the dataset's own code takes {format_seconds(own.cpu_s)} of CPU a sample, {of_sample} of it"]
-    lines += [word_place(place) for place in m.looks_fetch.own[:2] if place.share > 0.1]
+    lines += [word_place(place) for place in m.samples.looks.own[:2] if place.share > 0.1]
     if largest := sample.largest("transform"):
         lines.append(f"largest named transform: {largest}")
     lines.append(wait_words(m))
@@ -126,7 +126,7 @@ def word_place(place: HotPlace) -> str:
 
 
 def find_slow_storage(m: Measured) -> Evidence | None:
-    sample, data = m.sample, m.around.data
+    sample, data = m.samples.cost, m.machine.data
     if sample is None or not waits_for_data(m):
         return None
     blocked = read_blocked(m)
@@ -151,7 +151,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
 
 
 def word_storage(m: Measured) -> str:
-    data = m.around.data
+    data = m.machine.data
     if data is None:
         return "where the files lie is unknown"
     if data.is_network:
@@ -168,7 +168,7 @@ def word_storage(m: Measured) -> str:
 
 def find_cold_cache(m: Measured) -> Evidence | None:
     """Local files that are simply not in memory yet."""
-    sample, again, data = m.sample, m.sample_again, m.around.data
+    sample, again, data = m.samples.cost, m.samples.again, m.machine.data
     if sample is None or again is None or data is None or data.is_network or data.is_fuse:
         return None
     if not waits_for_data(m) or sample.device_bytes <= 0.3 * sample.read_bytes:
@@ -176,7 +176,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
     blocked = read_blocked(m)
     if again.total.blocked_s > 0.5 * blocked.blocked_s:
         return None
-    limit = m.around.memory_limit_bytes
+    limit = m.machine.memory_limit_bytes
     if limit and data.dataset_bytes and data.dataset_bytes > 0.8 * limit:
         return None  # the next epoch will be as cold as this one
     share = _share_of(m, blocked)
@@ -201,61 +201,66 @@ def _word_disk(given: float, read: float) -> str:
 
 
 def find_slow_handover(m: Measured) -> Evidence | None:
-    sample, freed = m.sample, freeing_s(m)
-    if sample is None or (not waits_for_data(m) and freed < WORTH_TELLING * m.step_s):
+    sample, freed = m.samples.cost, freeing_s(m)
+    if sample is None or (not waits_for_data(m) and freed < WORTH_TELLING * m.loop.step_s):
         return None
-    n, now = m.samples_per_step, m.pipeline
+    n, now = m.loop.samples_per_step, m.pipeline
     collate = sample.kind("collate")
     then = now.with_(
-        fetch_cpu_s=max(now.fetch_cpu_s - collate.cpu_s * n - m.feeder_cpu_s, 0.0),
+        fetch_cpu_s=max(now.fetch_cpu_s - collate.cpu_s * n - m.samples.feeder_cpu_s, 0.0),
         fetch_blocked_s=max(now.fetch_blocked_s - collate.blocked_s * n, 0.0),
         handover_s=0.0,
     )
     in_loader = capped(m, saved_by(now.gain_of(then)))
-    share = min(in_loader + freed / m.step_s, 1.0)
+    share = min(in_loader + freed / m.loop.step_s, 1.0)
     if share < WORTH_TELLING:
         return None
-    size, unseen = m.batch_bytes, m.unseen_s
-    collated, pickled = format_seconds(collate.wall_s * n), format_seconds(m.feeder_cpu_s)
-    received = format_seconds(m.receive_cpu_s)
+    size, unseen = m.loader.batch_bytes, m.unseen_s
+    collated, pickled = format_seconds(collate.wall_s * n), format_seconds(m.samples.feeder_cpu_s)
+    received = format_seconds(m.samples.receive_cpu_s)
     made_s = max(sample.total.wall_s - collate.wall_s, 0.0) * n
-    handed_s = collate.wall_s * n + m.feeder_cpu_s + m.receive_cpu_s + unseen + freed
+    handed_s = collate.wall_s * n + m.samples.feeder_cpu_s + m.samples.receive_cpu_s + unseen + freed
     given_back = [f"giving a batch's memory back takes {format_seconds(freed)}"]
     lines = (
-        *(given_back if freed > in_loader * m.step_s else []),
+        *(given_back if freed > in_loader * m.loop.step_s else []),
         f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
         f"its samples take {format_seconds(made_s)} to make",
         *([f"{format_seconds(unseen)} more pass on its way"] if unseen > 0.05 * handed_s else []),
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
-        *(given_back if 0.01 * m.step_s < freed <= in_loader * m.step_s else []),
+        *(given_back if 0.01 * m.loop.step_s < freed <= in_loader * m.loop.step_s else []),
     )
-    numbers = {"collate_s": collate.wall_s * n, "pickle_s": m.feeder_cpu_s, "receive_s": m.receive_cpu_s}
+    numbers = {
+        "collate_s": collate.wall_s * n,
+        "pickle_s": m.samples.feeder_cpu_s,
+        "receive_s": m.samples.receive_cpu_s,
+    }
     cause = "Collating, pickling and shared memory cost more than the samples." if handed_s > made_s else ""
-    weight = weigh(m, in_loader) + freed / m.step_s
+    weight = weigh(m, in_loader) + freed / m.loop.step_s
     return Evidence(share, lines, {**numbers, "batch_bytes": size}, cause, weight)
 
 
 def find_too_many_workers(m: Measured) -> Evidence | None:
-    if m.sample is None or m.workers <= m.around.cores:
+    if m.samples.cost is None or m.loader.workers <= m.machine.cores:
         return None
-    fewer = {n: tried_gain(m, n) for n in m.trials if n < m.workers}
+    fewer = {n: tried_gain(m, n) for n in m.experiments.trials if n < m.loader.workers}
     best = max(fewer, key=lambda n: fewer[n], default=None)
     if best is None or fewer[best] < OVERSUBSCRIBED_GAIN:
         return None
-    cores = f"{m.workers} workers on {m.around.cores:.0f} usable core{'' if m.around.cores == 1 else 's'}"
+    cores = m.machine.cores
+    on_cores = f"{m.loader.workers} workers on {cores:.0f} usable core{'' if cores == 1 else 's'}"
     lines = (
-        f"{cores}; {best} give {fewer[best]:.2f}x (tried in this run)",
+        f"{on_cores}; {best} give {fewer[best]:.2f}x (tried in this run)",
         f"a sample spends {percent(queue_share(m))} of its time waiting for a core",
     )
-    return Evidence(saved_by(fewer[best]), lines, {"workers": m.workers, "better_workers": best})
+    return Evidence(saved_by(fewer[best]), lines, {"workers": m.loader.workers, "better_workers": best})
 
 
 def find_pinned_workers(m: Measured) -> Evidence | None:
-    sets = [set(fact["affinity"]) for fact in m.worker_facts if fact.get("affinity")]
-    if m.sample is None or not sets or not waits_for_data(m):
+    sets = [set(fact["affinity"]) for fact in m.loader.worker_facts if fact.get("affinity")]
+    if m.samples.cost is None or not sets or not waits_for_data(m):
         return None
     allowed: set[int] = set().union(*sets)
-    useful = min(m.workers, int(m.around.cores))
+    useful = min(m.loader.workers, int(m.machine.cores))
     queue = queue_share(m)
     if len(allowed) >= useful or queue < 0.1:
         return None
@@ -263,16 +268,16 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
     share = capped(m, saved_by(useful / len(allowed)))
     cores = ", ".join(str(core) for core in sorted(allowed))
     lines = (
-        f"{m.workers} workers may run on core {cores} only, of {m.around.cores:.0f} usable ones",
+        f"{m.loader.workers} workers may run on core {cores} only, of {m.machine.cores:.0f} usable ones",
         f"a sample spends {percent(queue)} of its time waiting for a core",
         wait_words(m),
     )
-    return _of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.around.cores})
+    return _of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.machine.cores})
 
 
 def find_repeated_work(m: Measured) -> Evidence | None:
     """Heavy preprocessing in compiled code that is the same every epoch; decoding alone is not meant."""
-    sample, repeated_part = m.sample, repeated_share(m)
+    sample, repeated_part = m.samples.cost, repeated_share(m)
     if sample is None or repeated_part is None or repeated_part < 0.5 or not waits_for_data(m):
         return None
     if m.loop.is_single_pass:
@@ -280,8 +285,10 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     own = transforming(m)
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
-    interpreted = sum(place.share for place in m.looks_fetch.own if place.is_python)
-    if interpreted > 0.4 or repeated < 0.4 * (sample.total.cpu_s + m.helpers_cpu_s / m.samples_per_step):
+    interpreted = sum(place.share for place in m.samples.looks.own if place.is_python)
+    if interpreted > 0.4 or repeated < 0.4 * (
+        sample.total.cpu_s + m.samples.helpers_cpu_s / m.loop.samples_per_step
+    ):
         return None
     share = _share_of(m, Cost(repeated, 0.0, 0.0))
     if share < WORTH_TELLING:
@@ -289,8 +296,10 @@ def find_repeated_work(m: Measured) -> Evidence | None:
     proof = "before a sample's first random number"
     lines = [
         f"{format_seconds(repeated)} of CPU a sample, besides reading and decoding, repeat in every epoch",
-        "the same samples gave the same batch twice" if m.is_repeatable else f"it happens {proof}",
-        *(word_place(place) for place in m.looks_fetch.own[:1]),
+        "the same samples gave the same batch twice"
+        if m.experiments.is_repeatable
+        else f"it happens {proof}",
+        *(word_place(place) for place in m.samples.looks.own[:1]),
         wait_words(m),
     ]
     return _of_loader(m, share, tuple(lines), {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
@@ -321,7 +330,7 @@ _RESUMED_S, _SHUFFLED_S = 0.3e-3, 50e-9
 
 def change_workers(m: Measured) -> Remedy | None:
     """More or fewer workers: the best that was tried in the loop itself, else by the model."""
-    tried = {n: around(tried_gain(m, n)) for n in m.trials if n != m.workers}
+    tried = {n: around(tried_gain(m, n)) for n in m.experiments.trials if n != m.loader.workers}
     good = {n: p for n, p in tried.items() if p.speedup > NOTHING}
     pinned = m.pipeline
     if good:
@@ -330,16 +339,16 @@ def change_workers(m: Measured) -> Remedy | None:
         prediction, then, basis = good[n], pinned.with_(workers=n * m.each_worker), "measured"
     else:
         n = best_workers(pinned, m.most_workers, m.each_worker)
-        if m.workers == n or m.idle.count:  # those that are there have no data
+        if m.loader.workers == n or m.loader.idle.count:  # those that are there have no data
             return None
         then = pinned.with_(workers=n * m.each_worker)
-        prediction, basis = predict_change(pinned, then, m.step_s), "predicted"
+        prediction, basis = predict_change(pinned, then, m.loop.step_s), "predicted"
         if n in tried:
             # It was tried, and the trial is the better witness.
             prediction, basis = tried[n], "measured"
         elif tried and prediction.speedup > NOTHING:
             return None
-    word = "more-workers" if n > m.workers else "fewer-workers"
+    word = "more-workers" if n > m.loader.workers else "fewer-workers"
     note = ""
     if m.loader.get("iterable"):
         note = (
@@ -347,21 +356,21 @@ def change_workers(m: Measured) -> Remedy | None:
         )
     each = " in each loader" if len(m.loop.loaders) > 1 else ""
     return make_remedy(
-        m, word, f"use {n} worker{'s' if n > 1 else ''}{each} instead of {m.workers}", prediction, then,
-        basis=basis, note=note,
+        m, word, f"use {n} worker{'s' if n > 1 else ''}{each} instead of {m.loader.workers}",
+        prediction, then, basis=basis, note=note,
         change=f"DataLoader(..., num_workers={n}, persistent_workers=True)",
     )  # fmt: skip
 
 
 def persist_workers(m: Measured) -> Remedy | None:
     """Workers that stay for the next epoch."""
-    pause = m.loop.per_step("epoch-start") / m.step_s
-    is_anew = m.is_loader_made_anew
-    if m.workers == 0 or (m.loader.get("persistent_workers") and not is_anew) or pause < 0.02:
+    pause = m.loop.per_step("epoch-start") / m.loop.step_s
+    is_anew = m.loader.is_made_anew
+    if m.loader.workers == 0 or (m.loader.get("persistent_workers") and not is_anew) or pause < 0.02:
         return None
     own_s, start_s = _without_starts(m)
-    between_s = m.between_s - m.loop.per_step("epoch-start") + start_s
-    prediction = around(m.step_s / (own_s + between_s))
+    between_s = m.loop.between_s - m.loop.per_step("epoch-start") + start_s
+    prediction = around(m.loop.step_s / (own_s + between_s))
     return make_remedy(
         m, "persistent-workers",
         "make the loader once, and keep its workers" if is_anew else "keep the workers between epochs",
@@ -373,48 +382,48 @@ def persist_workers(m: Measured) -> Remedy | None:
 def _without_starts(m: Measured) -> tuple[float, float]:
     """Return a step's own seconds with workers that stay, and what then begins an epoch, per step."""
     # The first batch of every worker waits for the start of that worker, whichever comes first of all.
-    settled, since = [], m.workers
+    settled, since = [], m.loader.workers
     for step in m.loop.steps:
         since = 0 if step.is_first else since + 1
-        if since >= m.workers:
+        if since >= m.loader.workers:
             settled.append(step)
     settled = settled or list(m.loop.steps)
     # Nobody made an epoch's first batch in advance; before it all workers are told, and samples are shuffled.
     first_s = max(m.pipeline.fetch_s - mean(step.wait_s for step in settled), 0.0)
-    first_s += _RESUMED_S * m.workers + _SHUFFLED_S * (m.loader.get("dataset_len") or 0)
+    first_s += _RESUMED_S * m.loader.workers + _SHUFFLED_S * (m.loader.get("dataset_len") or 0)
     start_s = first_s * m.loop.epochs / len(m.loop.steps)
     return mean(step.own_s for step in settled), min(start_s, m.loop.per_step("epoch-start"))
 
 
 def unpin_workers(m: Measured) -> Remedy | None:
     """The workers on all usable cores."""
-    sets = [set(fact["affinity"]) for fact in m.worker_facts if fact.get("affinity")]
+    sets = [set(fact["affinity"]) for fact in m.loader.worker_facts if fact.get("affinity")]
     allowed = len(set().union(*sets)) if sets else 0
-    if not sets or allowed >= min(m.workers, int(m.around.cores)):
+    if not sets or allowed >= min(m.loader.workers, int(m.machine.cores)):
         return None
     now = m.pipeline.with_(cores=float(allowed))
     then = now.with_(cores=m.pipeline.cores)
     return make_remedy(
-        m, "unpin-workers", f"let the workers run on all {m.around.cores:.0f} cores instead of {allowed}",
-        predict_change(now, then, m.step_s), then,
+        m, "unpin-workers", f"let the workers run on all {m.machine.cores:.0f} cores instead of {allowed}",
+        predict_change(now, then, m.loop.step_s), then,
         change="remove the sched_setaffinity or taskset, or ask the scheduler for --cpus-per-task",
     )  # fmt: skip
 
 
 def lighten_handover(m: Measured) -> Remedy | None:
-    sample = m.sample
-    if sample is None or m.workers == 0 or m.views is not None:  # of these, cloning helps
+    sample = m.samples.cost
+    if sample is None or m.loader.workers == 0 or m.loader.views is not None:  # of these, cloning helps
         return None
-    n, now = m.samples_per_step, m.pipeline
-    cost = sample.kind("collate").cpu_s * n + m.feeder_cpu_s
-    if cost + now.handover_s < 0.05 * m.step_s:
+    n, now = m.loop.samples_per_step, m.pipeline
+    cost = sample.kind("collate").cpu_s * n + m.samples.feeder_cpu_s
+    if cost + now.handover_s < 0.05 * m.loop.step_s:
         return None
-    if m.batch_bytes < _PICKLED_BYTES_PER_S * m.feeder_cpu_s:
+    if m.loader.batch_bytes < _PICKLED_BYTES_PER_S * m.samples.feeder_cpu_s:
         kept, title = _OBJECTS_KEPT, "hand over tensors instead of Python objects, and only what is used"
-    elif m.is_batch_of_floats:
+    elif m.loader.is_batch_of_floats:
         # Making floats of bytes goes with the copying of floats, as far as memory is what it waits for.
         making = sample.kind("rest").plus(sample.kind("transform")).cpu_s * n
-        cost += min(making, m.batch_bytes / _WRITTEN_BYTES_PER_S)
+        cost += min(making, m.loader.batch_bytes / _WRITTEN_BYTES_PER_S)
         kept, title = 0.25, "hand over uint8 and make floats of it in the training process"
     else:
         return None
@@ -426,13 +435,13 @@ def lighten_handover(m: Measured) -> Remedy | None:
 
 def decode_faster(m: Measured) -> Remedy | None:
     """Our kernel instead of the user's decoder, through a pack."""
-    sample, data = m.sample, m.around.data
-    if sample is None or data is None or m.reads_pack:
+    sample, data = m.samples.cost, m.machine.data
+    if sample is None or data is None or m.loader.reads_pack:
         return None
     decode = sample.kind("decode")
     if decode.cpu_s <= 0:
         return None
-    timed, saved = m.kernel, _replaced(m)
+    timed, saved = m.tried.kernel, _replaced(m)
     if timed is None or not timed.taken:
         return Remedy(
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
@@ -457,8 +466,8 @@ def decode_faster(m: Measured) -> Remedy | None:
 
 def normalise_images(m: Measured) -> Remedy | None:
     """Images that our kernel does not take, stored once as what it takes."""
-    timed, data = m.kernel, m.around.data
-    if m.sample is None or data is None or timed is None or m.sample.kind("decode").cpu_s <= 0:
+    timed, data = m.tried.kernel, m.machine.data
+    if m.samples.cost is None or data is None or timed is None or m.samples.cost.kind("decode").cpu_s <= 0:
         return None
     if timed.taken_share > _MOSTLY_TAKEN or not timed.stored_cpu_s:
         return None
@@ -481,7 +490,7 @@ def normalise_images(m: Measured) -> Remedy | None:
 
 def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
     """Predict the run with a Dataset that takes so many seconds for a sample's image."""
-    saved = (_replaced(m).cpu_s - seconds) * m.samples_per_step
+    saved = (_replaced(m).cpu_s - seconds) * m.loop.samples_per_step
     return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved)
 
 
@@ -490,7 +499,7 @@ def _replaced(m: Measured) -> Cost:
 
     It gives images of Pillow, as the decoder did: making tensors of them stays.
     """
-    sample, cost = m.sample, decoding(m)
+    sample, cost = m.samples.cost, decoding(m)
     if sample is None:
         return cost
     if cost.cpu_s > sample.kind("decode").cpu_s:
@@ -502,8 +511,8 @@ def _replaced(m: Measured) -> Cost:
 
 def pack_files(m: Measured) -> Remedy | None:
     """Few big files instead of many small ones: saves what opening and seeking cost, not the decoding."""
-    sample, data = m.sample, m.around.data
-    if sample is None or data is None or m.reads_pack:
+    sample, data = m.samples.cost, m.machine.data
+    if sample is None or data is None or m.loader.reads_pack:
         return None
     blocked = read_blocked(m)
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
@@ -519,7 +528,7 @@ def pack_files(m: Measured) -> Remedy | None:
     # Small files cost round trips: open, read, close. A pack is read in ranges that are known in advance.
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
     now = m.pipeline
-    saved = blocked.blocked_s * (1 - kept) * m.samples_per_step
+    saved = blocked.blocked_s * (1 - kept) * m.loop.samples_per_step
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     return make_remedy(
         m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones", prediction, then,
@@ -529,7 +538,7 @@ def pack_files(m: Measured) -> Remedy | None:
 
 def stage_to_scratch(m: Measured) -> Remedy | None:
     """Copy the data to local scratch once: reads then cost what scratch gives."""
-    sample, data, around_ = m.sample, m.around.data, m.around
+    sample, data, around_ = m.samples.cost, m.machine.data, m.machine
     if sample is None or data is None or around_.scratch is None or around_.scratch_bytes_per_s is None:
         return None
     blocked = read_blocked(m)
@@ -537,7 +546,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
         return None
     left = sample.read_bytes / around_.scratch_bytes_per_s
     now = m.pipeline
-    saved = max(blocked.blocked_s - left, 0.0) * m.samples_per_step
+    saved = max(blocked.blocked_s - left, 0.0) * m.loop.samples_per_step
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
     return make_remedy(
@@ -549,12 +558,12 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
 
 def vectorise_transform(m: Measured) -> Remedy | None:
     """Array operations instead of a Python loop in the user's own code."""
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return None
     own = transforming(m)
     # What is one call into a library already has nothing to gain from array operations.
-    hot = next((p for p in m.looks_fetch.own if p.is_python or is_in_loop(p.place)), None)
+    hot = next((p for p in m.samples.looks.own if p.is_python or is_in_loop(p.place)), None)
     if hot is None or hot.share < 0.2 or own.cpu_s < 0.05 * sample.total.wall_s:
         return None
     # The looks say how much of the sample's time falls on that function; a loop that has most of them is most
@@ -563,7 +572,9 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     if hot.is_python and hot.share > 0.5:
         cost = max(cost, 0.95 * own.cpu_s)
     now = m.pipeline
-    prediction, then = change(m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.samples_per_step)
+    prediction, then = change(
+        m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.loop.samples_per_step
+    )
     return make_remedy(
         m,
         "vectorise-transform",

@@ -41,96 +41,100 @@ _LAUNCHING = (
 
 
 def find_long_validation(m: Measured) -> Evidence | None:
-    share, each = m.share_of("validation"), m.each("validation", m.loop.validations)
+    share, each = m.loop.share_of("validation"), m.loop.each("validation", m.loop.validations)
     if share < WORTH_TELLING:
         return None
     steps, times = len(m.loop.steps), m.loop.validations
     lines = (
         f"validation takes {percent(share)} of the time: {times} times in {steps} steps",
-        f"one takes {format_seconds(each)}, a training step {format_seconds(m.own_s)}",
+        f"one takes {format_seconds(each)}, a training step {format_seconds(m.loop.own_s)}",
     )
     return Evidence(share, lines, {"validations": times, "steps": steps, "seconds_each": each})
 
 
 def find_long_saving(m: Measured) -> Evidence | None:
-    share, each = m.share_of("save"), m.each("save", m.loop.saves)
+    share, each = m.loop.share_of("save"), m.loop.each("save", m.loop.saves)
     if share < WORTH_TELLING:
         return None
     steps, times = len(m.loop.steps), m.loop.saves
     lines = (
         f"saving takes {percent(share)} of the time: {times} in {steps} steps, {format_seconds(each)} each",
-        m.place_of("save"),
+        m.loop.place_of("save"),
     )
     return Evidence(share, lines, {"saves": times, "steps": steps, "seconds_each": each})
 
 
 def find_epoch_pause(m: Measured) -> Evidence | None:
-    share, each = m.share_of("epoch-start"), m.each("epoch-start", m.loop.epochs)
+    share, each = m.loop.share_of("epoch-start"), m.loop.each("epoch-start", m.loop.epochs)
     if share < WORTH_TELLING:
         return None
-    verb = "is" if m.workers == 1 else "are"
-    is_kept = m.loader.get("persistent_workers") and not m.is_loader_made_anew
+    verb = "is" if m.loader.workers == 1 else "are"
+    is_kept = m.loader.get("persistent_workers") and not m.loader.is_made_anew
     kept = f"{verb} kept" if is_kept else f"{verb} started anew"
     context = m.loader.get("context") or "fork"
     lines = (
         f"{format_seconds(each)} pass before an epoch's first batch, {percent(share)} of the time",
         f"{format_count(m.loop.epochs, 'epoch')} began in {len(m.loop.steps)} steps",
-        *([f"{format_count(m.workers, 'worker')} {kept} for each epoch ({context})"] if m.workers else []),
+        *(
+            [f"{format_count(m.loader.workers, 'worker')} {kept} for each epoch ({context})"]
+            if m.loader.workers
+            else []
+        ),
     )
     return Evidence(share, lines, {"epochs": m.loop.epochs, "pause_s": each})
 
 
 def find_writing(m: Measured) -> Evidence | None:
     seconds = write_s(m)
-    share = seconds / m.step_s
+    share = seconds / m.loop.step_s
     if share < WORTH_TELLING:
         return None
     lines = [f"the loop writes files for {format_seconds(seconds)} a step, {percent(share)} of the time"]
-    if m.place_of("write"):
-        lines.append(m.place_of("write"))
-    lines += [word_place(place) for place in m.looks_loop.own[:1]]
+    if m.loop.place_of("write"):
+        lines.append(m.loop.place_of("write"))
+    lines += [word_place(place) for place in m.training.looks_loop.own[:1]]
     return Evidence(share, tuple(lines), {"write_s": seconds})
 
 
 def find_syncs(m: Measured) -> Evidence | None:
-    share, idle = sync_s(m) / m.step_s, idle_share(m)
-    if not m.is_on_gpu or share < WORTH_TELLING or idle is None:
+    share, idle = sync_s(m) / m.loop.step_s, idle_share(m)
+    if not m.training.is_on_gpu or share < WORTH_TELLING or idle is None:
         return None
-    cost = min(idle - m.exposed_share, share)
+    cost = min(idle - m.loop.exposed_share, share)
     if cost < WORTH_TELLING:
         return None
     lines = (
-        f"{m.place_of('sync')} waits for the GPU {percent(share)} of the time",
+        f"{m.loop.place_of('sync')} waits for the GPU {percent(share)} of the time",
         f"the GPU then has nothing queued: it idles {percent(idle)} of the time",
     )
     return Evidence(cost, lines, {"sync_share": round(share, 3), "gpu_idle": round(idle, 3)})
 
 
 def find_slow_copies(m: Measured) -> Evidence | None:
-    copied = m.around.copied_bytes
-    if not m.is_on_gpu or not copied:
+    copied = m.machine.copied_bytes
+    if not m.training.is_on_gpu or not copied:
         return None
-    is_pinned = m.around.copies_are_pinned
+    is_pinned = m.machine.copies_are_pinned
     # On a stream of its own a copy runs beside the computing, and costs what the training process waits for
     # it. While the device waits for data, a copy is not what holds it up.
-    seconds = min(copying_s(m) or m.loop.per_step("copy"), max(m.step_s - m.exposed_s, 0.0))
-    share = seconds / m.step_s
+    seconds = min(copying_s(m) or m.loop.per_step("copy"), max(m.loop.step_s - m.loop.exposed_s, 0.0))
+    share = seconds / m.loop.step_s
     if share < WORTH_TELLING:
         return None
-    how = f"{'pinned' if is_pinned else 'not pinned'}, {m.around.copied_element_bytes} bytes a number"
+    how = f"{'pinned' if is_pinned else 'not pinned'}, {m.machine.copied_element_bytes} bytes a number"
     lines = (
         f"{format_bytes(copied)} a step go to the device, {how}",
         f"that takes {format_seconds(seconds)}, {percent(share)} of the time",
-        m.place_of("copy"),
+        m.loop.place_of("copy"),
     )
     return Evidence(share, lines, {"copied_bytes": copied, "pinned": str(is_pinned), "copy_s": seconds})
 
 
 def find_readbacks(m: Measured) -> Evidence | None:
-    share = readback_s(m) / m.step_s
+    share = readback_s(m) / m.loop.step_s
     if share < WORTH_TELLING:
         return None
-    line = f"{m.place_of('readback')} brings outputs back to the CPU: {percent(share)} of the time"
+    line = f"{m.loop.place_of('readback')} brings outputs back to the CPU: {percent(share)} of the time"
     return Evidence(share, (line,), {"readback_share": round(share, 4)})
 
 
@@ -140,20 +144,20 @@ def find_slow_loop(m: Measured) -> Evidence | None:
     at_waits = max(sync_s(m) - m.loop.per_step("sync"), 0.0)
     at_waits += readback_s(m) - m.loop.per_step("readback")
     own, launching = max(other_s(m) - written - at_waits - freeing_s(m), 0.0), launching_s(m)
-    share = (own + launching) / m.step_s
+    share = (own + launching) / m.loop.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None
     lines = [
-        f"the loop's own code takes {format_seconds(own)} a step, {percent(own / m.step_s)} of the time",
-        *(word_place(place) for place in m.looks_loop.own[:2] if place.share > 0.1),
+        f"the loop's own code takes {format_seconds(own)} a step, {percent(own / m.loop.step_s)} of the time",
+        *(word_place(place) for place in m.training.looks_loop.own[:2] if place.share > 0.1),
     ]
     if launching < own:
         return Evidence(share, tuple(lines), {"own_s": own, "launching_s": launching})
-    given = sum(m.share_of(part) for part in ("forward", "backward", "optimizer"))
-    busy = percent(m.around.gpu_utilisation or 0.0)
+    given = sum(m.loop.share_of(part) for part in ("forward", "backward", "optimizer"))
+    busy = percent(m.machine.gpu_utilisation or 0.0)
     lines.insert(0, f"the GPU is at work {busy} of the time, giving it that work takes {percent(given)}")
-    if m.place_of("forward"):
-        lines.insert(1, f"most of it goes into {m.place_of('forward')}")
+    if m.loop.place_of("forward"):
+        lines.insert(1, f"most of it goes into {m.loop.place_of('forward')}")
     return Evidence(
         share, tuple(lines), {"own_s": own, "launching_s": launching}, cause=_LAUNCHING, title=_TOO_SLOW
     )
@@ -165,7 +169,7 @@ def find_slow_rank(m: Measured) -> Evidence | None:
     waits = {rank: loop.per_step("wait") for rank, loop in m.loops.items()}
     slow = max(waits, key=lambda rank: waits[rank])
     others = median([seconds for rank, seconds in waits.items() if rank != slow])
-    share = (waits[slow] - others) / m.step_s
+    share = (waits[slow] - others) / m.loop.step_s
     if share < WORTH_TELLING:
         return None
     mine, theirs = format_seconds(waits[slow]), format_seconds(others)
@@ -177,26 +181,33 @@ def find_slow_rank(m: Measured) -> Evidence | None:
 
 
 def find_busy_device(m: Measured) -> Evidence | None:
-    share = max(m.own_s - m.exposed_s, 0.0) / m.step_s
-    if m.is_on_gpu and m.around.gpu_utilisation is not None:
-        share = min(share, m.around.gpu_utilisation)
+    share = max(m.loop.own_s - m.loop.exposed_s, 0.0) / m.loop.step_s
+    if m.training.is_on_gpu and m.machine.gpu_utilisation is not None:
+        share = min(share, m.machine.gpu_utilisation)
     if share < 0.5:
         return None
-    device = (m.around.gpu_name or "the GPU") if m.is_on_gpu else "the CPU, which computes the model here,"
+    device = (
+        (m.machine.gpu_name or "the GPU")
+        if m.training.is_on_gpu
+        else "the CPU, which computes the model here,"
+    )
     lines = [
-        f"{device} is at work {percent(share)} of the time; waiting for data: {percent(m.exposed_share)}"
+        f"{device} is at work {percent(share)} of the time; waiting for data: {percent(m.loop.exposed_share)}"
     ]
-    if m.is_on_gpu and m.around.gpu_utilisation is not None:
-        lines.append(f"GPU utilisation {percent(m.around.gpu_utilisation)}")
-    if m.drain is not None:
-        given, taken = m.samples_per_step / m.drain.seconds, m.samples_per_step / m.device_s
+    if m.training.is_on_gpu and m.machine.gpu_utilisation is not None:
+        lines.append(f"GPU utilisation {percent(m.machine.gpu_utilisation)}")
+    if m.experiments.drain is not None:
+        given, taken = (
+            m.loop.samples_per_step / m.experiments.drain.seconds,
+            m.loop.samples_per_step / m.device_s,
+        )
         lines.append(f"the loader could give {given:,.0f} samples/s, the device takes {taken:,.0f}")
-    if before_forward_s(m) > 0.01 * m.step_s:
-        before = percent(before_forward_s(m) / m.step_s)
+    if before_forward_s(m) > 0.01 * m.loop.step_s:
+        before = percent(before_forward_s(m) / m.loop.step_s)
         lines.append(
             f"{before} of the device's time goes into work before the forward pass, which cores could do"
         )
-    return Evidence(share, tuple(lines), {"device_s": m.device_s, "step_s": m.step_s})
+    return Evidence(share, tuple(lines), {"device_s": m.device_s, "step_s": m.loop.step_s})
 
 
 RARELY = 0.05  # of what is done too often, what stays
@@ -212,23 +223,23 @@ def evaluate_less(m: Measured) -> Remedy | None:
 
 def save_less(m: Measured) -> Remedy | None:
     # What was saved is still on its way to the disk while the CPU computes: steps without it are shorter.
-    is_replayed = m.device is not None and not m.is_on_gpu
-    own_s = min(m.own_s, m.exposed_s + m.device_s) if is_replayed else m.own_s
+    is_replayed = m.experiments.device is not None and not m.training.is_on_gpu
+    own_s = min(m.loop.own_s, m.loop.exposed_s + m.device_s) if is_replayed else m.loop.own_s
     return _do_rarely(m, "save", "fewer-checkpoints", "save a twentieth as often", own_s)
 
 
 def _do_rarely(m: Measured, part: str, name: str, title: str, own_s: float | None = None) -> Remedy | None:
     """What is left out of the time between steps is simply counted."""
-    if m.share_of(part) < 0.02:
+    if m.loop.share_of(part) < 0.02:
         return None
-    between_s = max(m.between_s - (1 - RARELY) * m.loop.per_step(part), 0.0)
-    speedup = m.step_s / ((own_s or m.own_s) + between_s)
+    between_s = max(m.loop.between_s - (1 - RARELY) * m.loop.per_step(part), 0.0)
+    speedup = m.loop.step_s / ((own_s or m.loop.own_s) + between_s)
     return make_remedy(m, name, title, around(speedup), m.pipeline.with_(between_s=between_s))
 
 
 def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
-    if seconds < 0.02 * m.step_s:
+    if seconds < 0.02 * m.loop.step_s:
         return None
     prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds))
     return make_remedy(
@@ -239,20 +250,20 @@ def write_less(m: Measured) -> Remedy | None:
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
     other = other_s(m) - freeing_s(m)
-    own = m.looks_loop.own
+    own = m.training.looks_loop.own
     hot = next((place for place in own if place.is_python), next(iter(own), None))
-    if hot is None or hot.share < 0.05 or other < 0.05 * m.step_s or m.framework:
+    if hot is None or hot.share < 0.05 or other < 0.05 * m.loop.step_s or m.loader.framework:
         return None
     # What is taken out is what the looks fell on, Python's loops together. They share out the time that no
     # timed part explains, and do not say how much it is: Python that is busy gives way to a look late.
     if hot.is_python:
         # A function that was met too seldom to tell is judged by the loop that it stands in.
-        asked_at, few = str(m.batch.get("asked_at") or ""), 10 / m.looks_loop.count
+        asked_at, few = str(m.loader.batch.get("asked_at") or ""), 10 / m.training.looks_loop.count
         gone = sum(p.share for p in own if p.is_python or (p.share < few and is_in_loop(p.place, asked_at)))
         other *= gone / max(1.0 - _late_share(m), gone)
     else:  # what computes in C is met as often as it takes time
-        met = hot.share * m.looks_loop.count / m.looks_main.count
-        other = min(other * hot.share, met * (m.own_s - m.wait_s))
+        met = hot.share * m.training.looks_loop.count / m.training.looks.count
+        other = min(other * hot.share, met * (m.loop.own_s - m.loop.wait_s))
     prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     # What the forward pass needs cannot be left out, only be done elsewhere (below).
     is_needed = m.loop.preparing_s > 0.5 * other
@@ -274,31 +285,33 @@ def _late_share(m: Measured) -> float:
 
     Those lines ask for a batch, or call what was timed by itself, and few of the looks at them are at more.
     """
-    main, loop = m.looks_main, m.looks_loop
+    main, loop = m.training.looks, m.training.looks_loop
     timed = {
         line
         for line, share in main.lines.items()
         if share * main.count > loop.lines.get(line, 0.0) * loop.count + 0.5
     }
     return header_share(m, loop) + sum(
-        share for line, share in loop.lines.items() if line in timed and line != m.batch.get("asked_at")
+        share
+        for line, share in loop.lines.items()
+        if line in timed and line != m.loader.batch.get("asked_at")
     )
 
 
 def move_to_workers(m: Measured) -> Remedy | None:
     """What the loop does with a batch before it uses it, done where batches are made."""
     preparing = m.loop.preparing_s - freeing_s(m)
-    if preparing < 0.05 * m.step_s:
+    if preparing < 0.05 * m.loop.step_s:
         return None
     now = m.pipeline
     # An IterableDataset does not take more workers by itself.
-    most = max(m.workers, 1) if m.loader.get("iterable") else m.most_workers
+    most = max(m.loader.workers, 1) if m.loader.get("iterable") else m.most_workers
     making = now.fetch_cpu_s + preparing
     # What the present making drags along is no measure for work of another kind: it stays as it is.
     drag = now.drag * now.fetch_cpu_s / making
     changes = {"device_s": shortened(m, preparing), "fetch_cpu_s": making, "drag": drag}
     moved = change(m, **changes, workers=max(now.workers, m.each_worker))[1]
-    n = max(best_workers(moved, most, m.each_worker), m.workers)
+    n = max(best_workers(moved, most, m.each_worker), m.loader.workers)
     prediction, then = change(m, **changes, workers=n * m.each_worker)
     return make_remedy(
         m, "move-to-workers",
@@ -312,37 +325,37 @@ def move_to_workers(m: Measured) -> Remedy | None:
 def remove_syncs(m: Measured) -> Remedy | None:
     sync = sync_s(m)
     idle = idle_share(m)
-    if not m.is_on_gpu or sync < 0.02 * m.step_s or idle is None:
+    if not m.training.is_on_gpu or sync < 0.02 * m.loop.step_s or idle is None:
         return None
-    saved = min(idle * m.step_s, sync - min(sync * _ON_DEVICE, _ON_DEVICE_S))
+    saved = min(idle * m.loop.step_s, sync - min(sync * _ON_DEVICE, _ON_DEVICE_S))
     prediction, then = change(m, device_s=shortened(m, saved))
     return make_remedy(
-        m, "remove-sync", f"do not wait for the device in {m.place_of('sync')}", prediction, then
+        m, "remove-sync", f"do not wait for the device in {m.loop.place_of('sync')}", prediction, then
     )
 
 
 def keep_on_device(m: Measured) -> Remedy | None:
     readback = readback_s(m)
-    if readback < 0.02 * m.step_s:
+    if readback < 0.02 * m.loop.step_s:
         return None
     # While outputs came back, the device finished computing them: that stays.
-    prediction, then = change(m, device_s=max(shortened(m, readback), m.forward_device_s))
-    title = f"leave the outputs on the device: {m.place_of('readback')}"
+    prediction, then = change(m, device_s=max(shortened(m, readback), m.training.forward_s))
+    title = f"leave the outputs on the device: {m.loop.place_of('readback')}"
     return make_remedy(m, "keep-on-device", title, prediction, then)
 
 
 def pin_memory(m: Measured) -> Remedy | None:
     """Copies from pinned memory, which do not hold up the training process."""
-    if not m.is_on_gpu or m.around.copies_are_pinned:
+    if not m.training.is_on_gpu or m.machine.copies_are_pinned:
         return None
-    copied, pinned = m.around.copied_bytes, m.copy_rates.get("pinned_bytes_per_s")
+    copied, pinned = m.machine.copied_bytes, m.training.copy_rates.get("pinned_bytes_per_s")
     if not copied or not pinned:
         return None
     # The training process no longer waits for the copy, and works beside the device; on the device's one
     # stream, the computing follows the copy.
     beside = shortened(m, m.loop.per_step("copy"))
-    copying = 0.0 if m.around.copies_are_beside else copied / pinned
-    on_device = (m.computing_device_s or beside) + before_forward_s(m) + copying
+    copying = 0.0 if m.machine.copies_are_beside else copied / pinned
+    on_device = (m.training.computing_s or beside) + before_forward_s(m) + copying
     prediction, then = change(m, device_s=max(beside, on_device))
     return make_remedy(
         m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
@@ -352,7 +365,7 @@ def pin_memory(m: Measured) -> Remedy | None:
 
 def transfer_bytes(m: Measured) -> Remedy | None:
     """uint8 to the device, floats made there."""
-    if not m.is_on_gpu or m.around.copied_bytes is None or m.around.copied_element_bytes != 4:
+    if not m.training.is_on_gpu or m.machine.copied_bytes is None or m.machine.copied_element_bytes != 4:
         return None
     if not copying_s(m):
         return None
@@ -364,11 +377,13 @@ def transfer_bytes(m: Measured) -> Remedy | None:
 
 
 def halve_precision(m: Measured) -> Remedy | None:
-    if m.half_precision is None or m.device is None:
+    if m.experiments.half_precision is None or m.experiments.device is None:
         return None
     # Against the steps on the same batches moments before: the device may have been slower than usual.
-    prediction, then = change(m, device_s=m.device_s * m.half_precision.seconds / m.device.seconds)
-    kind = m.half_precision_type
+    prediction, then = change(
+        m, device_s=m.device_s * m.experiments.half_precision.seconds / m.experiments.device.seconds
+    )
+    kind = m.experiments.half_precision_type
     # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
     scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""
     return make_remedy(
@@ -379,9 +394,9 @@ def halve_precision(m: Measured) -> Remedy | None:
 
 
 def lay_channels_last(m: Measured) -> Remedy | None:
-    if m.channels_last is None or m.device is None:
+    if m.experiments.channels_last is None or m.experiments.device is None:
         return None
-    ratio = m.channels_last.seconds / m.device.seconds
+    ratio = m.experiments.channels_last.seconds / m.experiments.device.seconds
     prediction, then = change(m, device_s=ratio * m.device_s)
     return make_remedy(
         m, "channels-last", "lay out images and weights channels-last", prediction, then, basis="measured",
@@ -402,11 +417,11 @@ def _judge_layout(ratio: float, speedup: float) -> str:
 
 def enlarge_batch(m: Measured) -> Remedy | None:
     """Twice the batch: from what half a batch took."""
-    if m.half_batch is None or m.device is None:
+    if m.experiments.half_batch is None or m.experiments.device is None:
         return None
-    fixed = max(2 * m.half_batch.seconds - m.device.seconds, 0.0)
-    per_old_batch = (2 * m.device.seconds - fixed) / 2
-    kept = max(per_old_batch / m.device.seconds, 0.5)
+    fixed = max(2 * m.experiments.half_batch.seconds - m.experiments.device.seconds, 0.0)
+    per_old_batch = (2 * m.experiments.device.seconds - fixed) / 2
+    kept = max(per_old_batch / m.experiments.device.seconds, 0.5)
     prediction, then = change(m, device_s=kept * m.device_s)
     return make_remedy(
         m,
@@ -420,9 +435,9 @@ def enlarge_batch(m: Measured) -> Remedy | None:
 
 def move_to_cores(m: Measured) -> Remedy | None:
     """Work that the device does before the forward pass, on cores that idle."""
-    if not m.is_on_gpu or before_forward_s(m) < 0.05 * m.step_s:
+    if not m.training.is_on_gpu or before_forward_s(m) < 0.05 * m.loop.step_s:
         return None
-    if m.around.cores_ours is not None and m.around.cores_ours > 0.7 * m.around.cores:
+    if m.machine.cores_ours is not None and m.machine.cores_ours > 0.7 * m.machine.cores:
         return None
     prediction, then = change(m, device_s=shortened(m, before_forward_s(m)))
     return make_remedy(
@@ -435,12 +450,12 @@ def balance_ranks(m: Measured) -> Remedy | None:
         return None
     waits = sorted(loop.per_step("wait") for loop in m.loops.values())
     excess = waits[-1] - waits[len(waits) // 2 - 1]
-    if excess < 0.05 * m.step_s:
+    if excess < 0.05 * m.loop.step_s:
         return None
     # The work does not go away: every rank gets its part of it.
     spread_out = 1 - 1 / len(m.loops)
-    speedup = without(excess / m.step_s * spread_out)
-    if m.around.cores_ours:
-        speedup = min(speedup, max(m.around.cores / m.around.cores_ours, 1.0))  # nor do cores come from it
+    speedup = without(excess / m.loop.step_s * spread_out)
+    if m.machine.cores_ours:
+        speedup = min(speedup, max(m.machine.cores / m.machine.cores_ours, 1.0))  # nor do cores come from it
     prediction = around(speedup)
     return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)

@@ -43,32 +43,32 @@ def _find_company_on_gpu(m: Measured) -> Evidence | None:
     share = on_gpu_of_others(m)
     if share < WORTH_TELLING:
         return None
-    theirs = percent(m.around.gpu_others_share or 0.0)
-    who = format_count(m.around.gpu_others, "other process", "other processes")
-    line = f"{who} {'has' if m.around.gpu_others == 1 else 'have'} {theirs} of the GPU's time"
-    numbers = {"gpu_others_share": m.around.gpu_others_share}
-    return Evidence(share, (line,), numbers, weight=_weigh(share, m.exposed_share + share))
+    theirs = percent(m.machine.gpu_others_share or 0.0)
+    who = format_count(m.machine.gpu_others, "other process", "other processes")
+    line = f"{who} {'has' if m.machine.gpu_others == 1 else 'have'} {theirs} of the GPU's time"
+    numbers = {"gpu_others_share": m.machine.gpu_others_share}
+    return Evidence(share, (line,), numbers, weight=_weigh(share, m.loop.exposed_share + share))
 
 
 def _find_company_on_cores(m: Measured) -> Evidence | None:
-    others = m.around.cores_others + m.around.steal_cores
-    if not m.around.is_busy:
+    others = m.machine.cores_others + m.machine.steal_cores
+    if not m.machine.is_busy:
         return None
     # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
     # cores that nobody wants.
     share = waiting_for_cores(m)
     if share < WORTH_TELLING:
         return None
-    who = f", {m.around.biggest_other}" if m.around.biggest_other else ""
-    lines = [f"other processes use {others:.1f} of {m.around.cores:.0f} cores{who}"]
-    if m.sample is not None:
+    who = f", {m.machine.biggest_other}" if m.machine.biggest_other else ""
+    lines = [f"other processes use {others:.1f} of {m.machine.cores:.0f} cores{who}"]
+    if m.samples.cost is not None:
         lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
-    if m.computing_queue_share >= WORTH_TELLING:
-        queued = percent(m.computing_queue_share)
+    if m.training.queue_share >= WORTH_TELLING:
+        queued = percent(m.training.queue_share)
         lines.append(f"forward and backward spend {queued} of their time waiting for a core")
-    computing_waits = (m.own_s - m.exposed_s) * m.computing_queue_share / m.step_s
-    weight = _weigh(share, m.exposed_share + computing_waits)
-    numbers = {"cores_others": round(others, 2), "cores": m.around.cores}
+    computing_waits = (m.loop.own_s - m.loop.exposed_s) * m.training.queue_share / m.loop.step_s
+    weight = _weigh(share, m.loop.exposed_share + computing_waits)
+    numbers = {"cores_others": round(others, 2), "cores": m.machine.cores}
     return Evidence(share, tuple(lines), numbers, weight=weight)
 
 
@@ -81,10 +81,10 @@ def _weigh(share: float, lost: float) -> float:
 
 
 def find_short_memory(m: Measured) -> Evidence | None:
-    around, growth = m.around, m.around.growth
+    around, growth = m.machine, m.machine.growth
     limit, used = around.memory_limit_bytes, around.memory_used_bytes
     is_full = bool(limit and used and used > 0.85 * limit)
-    is_growing = growth is not None and growth.steps_to_limit * m.step_s < _HORIZON_S
+    is_growing = growth is not None and growth.steps_to_limit * m.loop.step_s < _HORIZON_S
     # A feedrate.Cache fills memory in the first epoch, and leaves a margin.
     is_growing = is_growing and not m.loader.get("cache")
     is_swapping = around.swap_bytes_per_s > 1e6 or (is_full and around.major_faults_per_s > 50)
@@ -105,12 +105,13 @@ def find_short_memory(m: Measured) -> Evidence | None:
     share, weight = stalled if is_short else 0.0, WORTH_A_VERDICT if is_short else WORTH_TELLING
     if is_growing and growth is not None:
         grown = f"{format_bytes(growth.bytes_per_step)} a step in {growth.where}"
-        away = f"{growth.steps_to_limit:,.0f} steps away ({format_seconds(growth.steps_to_limit * m.step_s)})"
+        in_time = format_seconds(growth.steps_to_limit * m.loop.step_s)
+        away = f"{growth.steps_to_limit:,.0f} steps away ({in_time})"
         lines.append(f"memory grows by {grown}: the limit is {away}")
         if limit and used and used > 0.5 * limit and growth.steps_to_limit < _NEAR_STEPS:
             weight = WORTH_A_VERDICT
-    if is_short and m.sample is not None and m.sample.major_faults > 0.5:
-        faulting = m.sample.total.blocked_s / max(m.sample.total.wall_s, 1e-9)
+    if is_short and m.samples.cost is not None and m.samples.cost.major_faults > 0.5:
+        faulting = m.samples.cost.total.blocked_s / max(m.samples.cost.total.wall_s, 1e-9)
         share = max(share, capped(m, faulting))
     numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
     words = {} if is_short else {"title": "Memory fills up step by step", "cause": _GROWING}
@@ -123,16 +124,14 @@ def is_shm_error(error: str) -> bool:
 
 
 def find_small_shm(m: Measured) -> Evidence | None:
-    error = str(m.end.get("error") or "")
+    error = str(m.training.end.get("error") or "")
     died = is_shm_error(error)
-    size = m.around.shm_size_bytes
-    needed = m.handed_bytes * m.workers * int(m.loader.get("prefetch_factor") or 2)
-    if not died and (size is None or m.workers == 0 or needed < 0.8 * size):
+    size = m.machine.shm_size_bytes
+    needed = m.loader.handed_bytes * m.loader.workers * int(m.loader.get("prefetch_factor") or 2)
+    if not died and (size is None or m.loader.workers == 0 or needed < 0.8 * size):
         return None
-    keep = "keeps" if m.workers == 1 else "keep"
-    held = (
-        f"{format_count(m.workers, 'worker')} {keep} up to {format_bytes(needed)} of batches in shared memory"
-    )
+    keep = f"{format_count(m.loader.workers, 'worker')} {'keeps' if m.loader.workers == 1 else 'keep'}"
+    held = f"{keep} up to {format_bytes(needed)} of batches in shared memory"
     lines = [f"{held}; /dev/shm holds {format_bytes(size or 0)}"]
     if died:
         lines.append(f"the run ended with: {error[:120]}")
@@ -142,47 +141,49 @@ def find_small_shm(m: Measured) -> Evidence | None:
 
 
 def find_unused_gpu(m: Measured) -> Evidence | None:
-    if m.around.gpus == 0 or m.is_on_gpu:
+    if m.machine.gpus == 0 or m.training.is_on_gpu:
         return None
-    lines = [f"{m.around.gpus} GPU{'s' if m.around.gpus > 1 else ''} here ({m.around.gpu_name})"]
-    if m.torch.get("cuda"):
-        lines.append(f"the model ({m.module.get('class', 'unknown')}) is on the CPU")
+    lines = [f"{m.machine.gpus} GPU{'s' if m.machine.gpus > 1 else ''} here ({m.machine.gpu_name})"]
+    if m.training.torch.get("cuda"):
+        lines.append(f"the model ({m.training.module.get('class', 'unknown')}) is on the CPU")
     else:
         built = (
-            "was built for CUDA, but sees no GPU" if m.torch.get("cuda_built") else "is a build without CUDA"
+            "was built for CUDA, but sees no GPU"
+            if m.training.torch.get("cuda_built")
+            else "is a build without CUDA"
         )
-        lines.append(f"torch {m.torch.get('version', '')} {built}")
-    if m.torch.get("visible_devices") == "":
+        lines.append(f"torch {m.training.torch.get('version', '')} {built}")
+    if m.training.torch.get("visible_devices") == "":
         lines.append("CUDA_VISIBLE_DEVICES is empty")
-    computing = sum(m.share_of(part) for part in ("forward", "backward", "optimizer"))
+    computing = sum(m.loop.share_of(part) for part in ("forward", "backward", "optimizer"))
     if computing < WORTH_TELLING:
         return None
-    return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.around.gpus})
+    return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.machine.gpus})
 
 
 _GPU_IN_CORES = 200.0  # some 10 TFLOP/s in training against 50 GFLOP/s of a core, both single precision
 
 
 def stop_others(m: Measured) -> Remedy | None:
-    others, on_gpu = m.around.cores_others, on_gpu_of_others(m)
+    others, on_gpu = m.machine.cores_others, on_gpu_of_others(m)
     if on_gpu > waiting_for_cores(m):
         return make_remedy(m, "stop-others", "have the GPU alone", around(without(on_gpu), "device-bound"))
-    if others < 0.1 * m.around.cores:
+    if others < 0.1 * m.machine.cores:
         return None
-    then = m.pipeline.with_(cores=m.around.cores)
+    then = m.pipeline.with_(cores=m.machine.cores)
     # What waited for a core no longer does; our own processes beyond the cores go on waiting for each other.
     prediction = around(without(waiting_for_cores(m)), then.slowest)
     return make_remedy(
         m,
         "stop-others",
-        f"have the machine alone: other processes use {others:.1f} of {m.around.cores:.0f} cores",
+        f"have the machine alone: other processes use {others:.1f} of {m.machine.cores:.0f} cores",
         prediction,
         then,
     )
 
 
 def use_less_memory(m: Measured) -> Remedy | None:
-    if m.sample is None or not m.around.memory_limit_bytes or m.sample.major_faults < 0.5:
+    if m.samples.cost is None or not m.machine.memory_limit_bytes or m.samples.cost.major_faults < 0.5:
         return None
     prediction, then = change(m, fetch_blocked_s=0.0)
     return make_remedy(m, "use-less-memory", "use less memory, or ask for more (--mem)", prediction, then)
@@ -190,9 +191,9 @@ def use_less_memory(m: Measured) -> Remedy | None:
 
 def use_gpu(m: Measured) -> Remedy | None:
     """Assumes that a GPU computes as fast as 200 cores; the data then limits soon."""
-    if m.around.gpus == 0 or m.is_on_gpu:
+    if m.machine.gpus == 0 or m.training.is_on_gpu:
         return None
-    faster = min(max(_GPU_IN_CORES / m.around.cores, 5.0), 50.0)
+    faster = min(max(_GPU_IN_CORES / m.machine.cores, 5.0), 50.0)
     prediction, then = change(m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0)
     return make_remedy(
         m, "use-gpu", "compute on the GPU", prediction, then, change="model.to('cuda'), batch.to('cuda')",

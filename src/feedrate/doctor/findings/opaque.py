@@ -23,9 +23,9 @@ _BUSY = 0.8  # of the cores, or of the time
 
 def find_slow_loader(m: Measured) -> Evidence | None:
     """The training waits for a loader, and that is all that can be said of it from here."""
-    if not m.opaque or not waits_for_data(m):
+    if not m.loader.opaque or not waits_for_data(m):
         return None
-    share = capped(m, m.exposed_share)
+    share = capped(m, m.loop.exposed_share)
     if share < WORTH_TELLING:
         return None
     threads, ahead = m.loader.get("pipeline_threads"), m.loader.get("prefetch")
@@ -36,16 +36,16 @@ def find_slow_loader(m: Measured) -> Evidence | None:
     has = f": {', '.join(filter(None, settings))}" if any(settings) else ""
     lines = (
         wait_words(m),
-        f"batches come from {m.opaque}{has}; what its stages take cannot be seen",
+        f"batches come from {m.loader.opaque}{has}; what its stages take cannot be seen",
         *_word_machine(m),
     )
-    numbers = {"exposed_s": m.exposed_s, "threads": threads, "prefetch": ahead}
-    title = f"Training waits for {m.opaque}'s pipeline"
+    numbers = {"exposed_s": m.loop.exposed_s, "threads": threads, "prefetch": ahead}
+    title = f"Training waits for {m.loader.opaque}'s pipeline"
     return Evidence(share, lines, numbers, _advise(m), weigh(m, share), title)
 
 
 def _word_machine(m: Measured) -> list[str]:
-    around, words = m.around, []
+    around, words = m.machine, []
     if around.cores_ours is not None:
         words.append(f"the run uses {around.cores_ours:.1f} of {around.cores:g} cores")
     if around.disk_busy is not None:
@@ -57,7 +57,7 @@ def _word_machine(m: Measured) -> list[str]:
 
 def _advise(m: Measured) -> str:
     """Say what the machine's readings speak for; without a look inside that is no more than likely."""
-    around = m.around
+    around = m.machine
     if around.cores_ours is not None and around.cores_ours >= _BUSY * around.cores:
         return "The cores are busy: decode on the GPU (fn.decoders.image with device='mixed'), if it is not."
     if (around.disk_busy or 0.0) >= _BUSY:
@@ -70,7 +70,7 @@ def _advise(m: Measured) -> str:
 
 def find_epoch_pause(m: Measured) -> Evidence | None:
     found = loop.find_epoch_pause(m)
-    cause = f"{m.opaque} is reset at the end of an epoch, and fills its queue before the first batch."
+    cause = f"{m.loader.opaque} is reset at the end of an epoch, and fills its queue before the first batch."
     return None if found is None else replace(found, cause=cause)
 
 

@@ -41,7 +41,7 @@ MANY_BY_PILLOW = 0.05  # of the images: from here on it is worth a word
 
 
 def find_slow_storage(m: Measured) -> Evidence | None:
-    sample, stages = m.sample, m.stages
+    sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
     blocked = read_blocked(m)
@@ -54,14 +54,15 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         lines.insert(0, f"the loader's threads wait {of_stages} of their time for what is fetched")
         if stages.requests:
             size = format_bytes(stages.fetched_bytes)
-            lines.insert(1, f"{size} a batch come in {stages.requests:.0f} requests from {m.loader['pack']}")
+            lines.insert(
+                1, f"{size} a batch come in {stages.requests:.0f} requests from {m.loader.get('pack')}"
+            )
         cause = "The pack is remote, and its bytes come slower than they are used."
     else:
-        if m.drain is not None and m.again is not None:
-            again = format_seconds(m.again.seconds)
-            lines.insert(
-                0, f"a batch takes {format_seconds(m.drain.seconds)}, {again} when its bytes are in memory"
-            )
+        drain, again = m.experiments.drain, m.experiments.again
+        if drain is not None and again is not None:
+            took = f"a batch takes {format_seconds(drain.seconds)}"
+            lines.insert(0, f"{took}, {format_seconds(again.seconds)} when its bytes are in memory")
         lines.insert(1, word_storage(m))
         cause = "Reading is slow: the storage gives no more."
     numbers = {"blocked_s": blocked.blocked_s, "read_bytes": sample.read_bytes}
@@ -69,7 +70,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
-    sample, stages = m.sample, m.stages
+    sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
     decode = decoding(m)
@@ -92,7 +93,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
-    sample, stages = m.sample, m.stages
+    sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
     own = transforming(m).plus(sample.kind("collate"))
@@ -119,15 +120,16 @@ def find_few_threads(m: Measured) -> Evidence | None:
     """Fewer threads than cores, because somebody said so."""
     if not waits_for_data(m) or not has_few_threads(m):
         return None
-    now, cores = m.pipeline, int(m.around.cores)
+    now, cores = m.pipeline, int(m.machine.cores)
     gain = now.gain_of(now.with_(workers=cores * m.each_worker))
     if gain < STARVED_GAIN:
         return None
     lines = (
-        f"threads={m.threads} on {m.around.cores:.0f} usable cores; {cores} give {gain:.2f}x (by the model)",
+        f"threads={m.loader.threads} on {m.machine.cores:.0f} usable cores; "
+        f"{cores} give {gain:.2f}x (by the model)",
         wait_words(m),
     )
-    numbers = {"threads": m.threads, "better_threads": cores, "gain": round(gain, 3)}
+    numbers = {"threads": m.loader.threads, "better_threads": cores, "gain": round(gain, 3)}
     cause = "Cores stand idle while the training waits for its batches."
     share = capped(m, saved_by(gain))
     return Evidence(share, lines, numbers, cause, weigh(m, share), "Too few threads")
@@ -135,8 +137,8 @@ def find_few_threads(m: Measured) -> Evidence | None:
 
 def has_few_threads(m: Measured) -> bool:
     """Whether threads= is what keeps the loader from cores that are there, and decoding would use them."""
-    stages = m.stages
-    if stages is None or not m.loader.get("threads_given") or m.threads >= int(m.around.cores):
+    stages = m.samples.stages
+    if stages is None or not m.loader.get("threads_given") or m.loader.threads >= int(m.machine.cores):
         return False
     return stages.share("read and decode") >= 0.5
 
@@ -151,10 +153,10 @@ def find_epoch_pause(m: Measured) -> Evidence | None:
 def find_busy_device(m: Measured) -> Evidence | None:
     """Of another framework only the time between two batches is known, not what computes in it."""
     found = loop.find_busy_device(m)
-    if found is None or not m.framework:
+    if found is None or not m.loader.framework:
         return found
     lines = (f"the loader has its batches ready: {wait_words(m)}",)
-    return replace(found, lines=lines, title=f"{m.framework} is the limit, not the loader")
+    return replace(found, lines=lines, title=f"{m.loader.framework} is the limit, not the loader")
 
 
 def _never(_m: Measured) -> None:
@@ -162,7 +164,7 @@ def _never(_m: Measured) -> None:
 
 
 def _threads(m: Measured) -> str:
-    return format_count(m.threads, "thread")
+    return format_count(m.loader.threads, "thread")
 
 
 def _of_loader(
@@ -194,22 +196,22 @@ def use_more_threads(m: Measured) -> Remedy | None:
     """As many threads as cores, where somebody asked for fewer."""
     if not has_few_threads(m):
         return None
-    now, cores = m.pipeline, int(m.around.cores)
+    now, cores = m.pipeline, int(m.machine.cores)
     then = now.with_(workers=cores * m.each_worker)
     return make_remedy(
-        m, "more-threads", f"use {cores} threads instead of {m.threads}",
-        predict_change(now, then, m.step_s), then,
+        m, "more-threads", f"use {cores} threads instead of {m.loader.threads}",
+        predict_change(now, then, m.loop.step_s), then,
         change="Loader(...) without threads=: as many as there are cores",
     )  # fmt: skip
 
 
 def normalise_pack(m: Measured) -> Remedy | None:
     """Images that Pillow decodes, stored once as what the kernel takes."""
-    stages, images = m.stages, m.images
+    stages, images = m.samples.stages, m.tried.images
     if stages is None or images is None or not images.left or stages.by_pillow < MANY_BY_PILLOW:
         return None
     saved = decoding(m).cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
-    prediction, then = change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved * m.samples_per_step)
+    prediction, then = change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved * m.loop.samples_per_step)
     return make_remedy(
         m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", prediction, then,
         decode_s=decoding(m).cpu_s - saved,
@@ -221,21 +223,21 @@ def normalise_pack(m: Measured) -> Remedy | None:
 
 def cache_samples(m: Measured) -> Remedy | None:
     """Decoded samples kept in memory: they still have to be checked, cropped and resized, as was tried."""
-    images, loader = m.images, m.loader
-    if images is None or m.stages is None or loader.get("cache") or m.loop.is_single_pass:
+    images, loader = m.tried.images, m.loader
+    if images is None or m.samples.stages is None or loader.get("cache") or m.loop.is_single_pass:
         return None
     if images.cached_share is None:
         return None
     saved = decoding(m).cpu_s * (1 - min(images.cached_share, 1.0))
     blocked = 0.0 if loader.get("remote") else read_blocked(m).blocked_s
-    now, n = m.pipeline, m.samples_per_step
+    now, n = m.pipeline, m.loop.samples_per_step
     prediction, then = change(
         m, fetch_cpu_s=now.fetch_cpu_s - saved * n, fetch_blocked_s=now.fetch_blocked_s - blocked * n
     )
-    limit, note = m.around.memory_limit_bytes, "whether the decoded samples fit in memory is unknown"
+    limit, note = m.machine.memory_limit_bytes, "whether the decoded samples fit in memory is unknown"
     size = format_bytes(images.decoded_bytes)
     if limit:
-        room = limit - (m.around.memory_used_bytes or 0.0)
+        room = limit - (m.machine.memory_used_bytes or 0.0)
         fits = images.decoded_bytes < 0.85 * room
         note = f"{size} decoded {'fit' if fits else 'do not fit'} in the {format_bytes(room)} that are free"
         if not fits:
@@ -250,13 +252,13 @@ def cache_samples(m: Measured) -> Remedy | None:
 
 def stage_pack(m: Measured) -> Remedy | None:
     """The pack on a disk of this machine: fetched once, then read there."""
-    sample, loader, around = m.sample, m.loader, m.around
-    if sample is None or loader.get("scratch") or m.stages is None:
+    sample, loader, around = m.samples.cost, m.loader, m.machine
+    if sample is None or loader.get("scratch") or m.samples.stages is None:
         return None
     blocked = read_blocked(m)
     if blocked.blocked_s < 0.05 * sample.total.wall_s:
         return None
-    now, n = m.pipeline, m.samples_per_step
+    now, n = m.pipeline, m.loop.samples_per_step
     if loader.get("remote"):
         prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - blocked.blocked_s * n)
         return make_remedy(
@@ -279,7 +281,12 @@ def stage_pack(m: Measured) -> Remedy | None:
 def load_to_device(m: Measured) -> Remedy | None:
     """Batches that arrive on the GPU, copied beside the training."""
     copying = m.loop.per_step("copy")
-    if not m.is_on_gpu or m.loader.get("device") or m.loader.get("framework") or copying < 0.02 * m.step_s:
+    if (
+        not m.training.is_on_gpu
+        or m.loader.get("device")
+        or m.loader.get("framework")
+        or copying < 0.02 * m.loop.step_s
+    ):
         return None
     prediction, then = change(m, device_s=shortened(m, copying))
     return make_remedy(

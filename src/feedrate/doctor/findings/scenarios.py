@@ -41,13 +41,13 @@ def next_bottleneck(m: Measured, then: Pipeline, decode_s: float | None = None) 
     if slowest == "between":
         parts = {code: m.loop.per_step(name) for name, code in _BETWEEN.items()}
         return max(parts, key=lambda code: parts[code])
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return "workers-starved"
     costs = {
         "storage-bound": then.fetch_blocked_s,
-        "decode-bound": (decoding(m).cpu_s if decode_s is None else decode_s) * m.samples_per_step,
-        "transform-bound": transforming(m).cpu_s * m.samples_per_step,
+        "decode-bound": (decoding(m).cpu_s if decode_s is None else decode_s) * m.loop.samples_per_step,
+        "transform-bound": transforming(m).cpu_s * m.loop.samples_per_step,
     }
     return max(costs, key=lambda code: min(costs[code], then.fetch_s))
 
@@ -62,9 +62,11 @@ def change(m: Measured, **changes: float) -> tuple[Prediction, Pipeline]:
     then = now.with_(**{name: max(value, 0.0) for name, value in changes.items()})
     if then.fetch_s < now.fetch_s:
         # An epoch begins with a batch that nobody made in advance.
-        pauses = m.loop.epochs / len(m.loop.steps) * min(m.each("epoch-start", m.loop.epochs), now.fetch_s)
+        pauses = (
+            m.loop.epochs / len(m.loop.steps) * min(m.loop.each("epoch-start", m.loop.epochs), now.fetch_s)
+        )
         then = then.with_(between_s=max(then.between_s - pauses * (1 - then.fetch_s / now.fetch_s), 0.0))
-    return predict_change(now, then, m.step_s), then
+    return predict_change(now, then, m.loop.step_s), then
 
 
 def tried_gain(m: Measured, workers: int) -> float:
@@ -72,11 +74,13 @@ def tried_gain(m: Measured, workers: int) -> float:
     # A trial holds no validation, no checkpoint and no start of an epoch; they stay as they are.
     # And more workers give no more than never to wait, fewer no more than all cores for the computing:
     # what is above that is the machine's mood.
-    least_s = m.step_s - m.exposed_s if workers > m.workers else m.device_s + m.between_s
-    never_waiting = m.step_s / max(least_s, 1e-9)
-    own = m.trials.get(m.workers)
-    present_s = m.step_s if own is None else own.seconds + m.between_s
-    return min(present_s / (m.trials[workers].seconds + m.between_s), never_waiting * 1.03)
+    least_s = (
+        m.loop.step_s - m.loop.exposed_s if workers > m.loader.workers else m.device_s + m.loop.between_s
+    )
+    never_waiting = m.loop.step_s / max(least_s, 1e-9)
+    own = m.experiments.trials.get(m.loader.workers)
+    present_s = m.loop.step_s if own is None else own.seconds + m.loop.between_s
+    return min(present_s / (m.experiments.trials[workers].seconds + m.loop.between_s), never_waiting * 1.03)
 
 
 def shortened(m: Measured, seconds: float) -> float:
@@ -84,12 +88,12 @@ def shortened(m: Measured, seconds: float) -> float:
 
     Real steps, in which `seconds` were measured, may take longer than those on batches that are there.
     """
-    return m.device_s * max(1.0 - seconds / max(m.own_s - m.exposed_s, 1e-9), 0.0)
+    return m.device_s * max(1.0 - seconds / max(m.loop.own_s - m.loop.exposed_s, 1e-9), 0.0)
 
 
 def saved_without(m: Measured, cost: Cost) -> float:
     """Return the share of the time that would be saved if samples cost that much less, by the model alone."""
-    now, n = m.pipeline, m.samples_per_step
+    now, n = m.pipeline, m.loop.samples_per_step
     then = now.with_(
         fetch_cpu_s=max(now.fetch_cpu_s - cost.cpu_s * n, 0.0),
         fetch_blocked_s=max(now.fetch_blocked_s - cost.blocked_s * n, 0.0),
@@ -99,7 +103,7 @@ def saved_without(m: Measured, cost: Cost) -> float:
 
 def decoding(m: Measured) -> Cost:
     """Return what decoding a sample costs, with the cropping and resizing that our decoder does too."""
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return Cost()
     decode, geometry = sample.kind("decode"), _geometry(m)
@@ -109,23 +113,23 @@ def decoding(m: Measured) -> Cost:
 
 def crops(m: Measured) -> bool:
     """Return whether samples are seen to be cropped."""
-    return m.sample is not None and any("crop" in name.lower() for _, name in m.sample.parts)
+    return m.samples.cost is not None and any("crop" in name.lower() for _, name in m.samples.cost.parts)
 
 
 def transforming(m: Measured) -> Cost:
     """Return what the dataset's own code costs besides reading, decoding and collating."""
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return Cost()
     own = sample.kind("transform").plus(sample.kind("rest"))
-    own = own.plus(Cost(m.helpers_cpu_s / max(m.samples_per_step, 1e-9), 0.0, 0.0))
+    own = own.plus(Cost(m.samples.helpers_cpu_s / max(m.loop.samples_per_step, 1e-9), 0.0, 0.0))
     decode = sample.kind("decode")
     return own.minus(_geometry(m)) if decode.cpu_s > 0.5 * _geometry(m).cpu_s else own
 
 
 def _geometry(m: Measured) -> Cost:
     cost = Cost()
-    for (kind, name), part in (m.sample.parts if m.sample is not None else {}).items():
+    for (kind, name), part in (m.samples.cost.parts if m.samples.cost is not None else {}).items():
         if kind == "transform" and name in DONE_BY_DECODER:
             cost = cost.plus(part)
     return cost
@@ -155,7 +159,7 @@ def make_remedy(
 
 def read_blocked(m: Measured) -> Cost:
     """Return the waiting for storage in one sample: of reads, decoders, and the rest where it reads."""
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None:
         return Cost()
     cost = sample.kind("read").plus(sample.kind("decode"))
@@ -165,15 +169,15 @@ def read_blocked(m: Measured) -> Cost:
 
 def repeated_share(m: Measured) -> float | None:
     """Return the share of a sample's CPU work that every epoch repeats, collating left out; None: unknown."""
-    sample = m.sample
+    sample = m.samples.cost
     if sample is None or sample.total.cpu_s <= 0:
         return None
     collate = sample.kind("collate").cpu_s / sample.total.cpu_s
-    if m.is_repeatable:
+    if m.experiments.is_repeatable:
         return 1.0 - collate
-    if m.looks_fetch.undrawn is None:
+    if m.samples.looks.undrawn is None:
         return None
-    return m.looks_fetch.undrawn * (1.0 - collate)
+    return m.samples.looks.undrawn * (1.0 - collate)
 
 
 def other_s(m: Measured) -> float:
@@ -181,7 +185,7 @@ def other_s(m: Measured) -> float:
     named = sum(
         m.loop.per_step(p) for p in ("copy", "sync", "readback", "forward", "backward", "optimizer", "write")
     )
-    return max(m.own_s - m.wait_s - named, 0.0)
+    return max(m.loop.own_s - m.loop.wait_s - named, 0.0)
 
 
 def write_s(m: Measured) -> float:
@@ -190,10 +194,10 @@ def write_s(m: Measured) -> float:
     waiting = _places_of(m, "sync") | _places_of(m, "readback")  # print(loss.item()) waits, it does not write
     lines = sum(
         share
-        for line, share in m.looks_main.lines.items()
+        for line, share in m.training.looks.lines.items()
         if line not in waiting and _writes(source_of(line))
     )
-    outside = m.own_s - m.wait_s
+    outside = m.loop.own_s - m.loop.wait_s
     # What is on the line of a timed call goes with it: a picture is drawn in order to be saved.
     return max(timed + _beside_s(m, "write") if timed else 0.0, min(lines * outside, outside))
 
@@ -207,14 +211,14 @@ def freeing_s(m: Measured) -> float:
 
     A batch from a worker lies in shared memory; to unmap many megabytes takes as long as to fill them.
     """
-    if m.workers == 0 or m.handed_bytes < 1e6:
+    if m.loader.workers == 0 or m.loader.handed_bytes < 1e6:
         return 0.0
-    return min(header_share(m, m.looks_main) * (m.own_s - m.wait_s), other_s(m))
+    return min(header_share(m, m.training.looks) * (m.loop.own_s - m.loop.wait_s), other_s(m))
 
 
 def header_share(m: Measured, looks: Looks) -> float:
     """Return the share of the looks that fell on `for batch in loader:`."""
-    asked_at = m.batch.get("asked_at")
+    asked_at = m.loader.batch.get("asked_at")
     return sum(
         share
         for line, share in looks.lines.items()
@@ -241,7 +245,7 @@ def readback_s(m: Measured) -> float:
 def _beside_s(m: Measured, part: str) -> float:
     """Return the time per step outside of named parts that falls on the lines of a part."""
     lines = _places_of(m, part)
-    share = sum(place.share for place in m.looks_main.places if place.place in lines)
+    share = sum(place.share for place in m.training.looks.places if place.place in lines)
     return min(share, 1.0) * other_s(m)
 
 
@@ -251,9 +255,9 @@ def _places_of(m: Measured, part: str) -> set[str]:
 
 def copying_s(m: Measured) -> float:
     """Return how long the copies of a step occupy the device; 0 where they have a stream of their own."""
-    copied, around = m.around.copied_bytes, m.around
+    copied, around = m.machine.copied_bytes, m.machine
     kind = "pinned_bytes_per_s" if around.copies_are_pinned else "pageable_bytes_per_s"
-    rate = m.copy_rates.get(kind)
+    rate = m.training.copy_rates.get(kind)
     if not copied or not rate or around.copies_are_beside:
         return 0.0
     seconds = float(copied / rate)
@@ -263,12 +267,12 @@ def copying_s(m: Measured) -> float:
     # A copy from pageable memory holds up the thread that asks for it: there it was timed, together with what
     # the device had still to compute of the step before. The device's clock leaves that out, but holds what
     # else comes before the forward pass. Neither is the copy where a fresh one would be much faster.
-    return min(timed, m.before_forward_s or timed, _FRESH * seconds)
+    return min(timed, m.training.before_forward_s or timed, _FRESH * seconds)
 
 
 def before_forward_s(m: Measured) -> float:
     """Return the device's time per step between a batch's arrival and the forward pass, copies left out."""
-    return max(m.before_forward_s - copying_s(m), 0.0)
+    return max(m.training.before_forward_s - copying_s(m), 0.0)
 
 
 def launching_s(m: Measured) -> float:
@@ -276,14 +280,14 @@ def launching_s(m: Measured) -> float:
 
     A GPU that has work in store is given more while it computes; one that idles meanwhile waits for Python.
     """
-    if not m.is_on_gpu or m.around.gpu_utilisation is None:
+    if not m.training.is_on_gpu or m.machine.gpu_utilisation is None:
         return 0.0
     given = sum(m.loop.per_step(part) for part in ("forward", "backward", "optimizer"))
-    return max(given - m.around.gpu_utilisation * m.step_s, 0.0)
+    return max(given - m.machine.gpu_utilisation * m.loop.step_s, 0.0)
 
 
 def idle_share(m: Measured) -> float | None:
     """Return how much of the time the GPU neither computed nor copied; None: unknown."""
-    if m.around.gpu_utilisation is None:
+    if m.machine.gpu_utilisation is None:
         return None
-    return max(1.0 - m.around.gpu_utilisation - copying_s(m) / m.step_s, 0.0)
+    return max(1.0 - m.machine.gpu_utilisation - copying_s(m) / m.loop.step_s, 0.0)

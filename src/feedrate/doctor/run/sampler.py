@@ -33,8 +33,7 @@ from feedrate.doctor.run.sampler_readers import (
     Reading,
     TrafficMeter,
 )
-from feedrate.machine.counters import read_shared_memory
-from feedrate.machine.process import is_alive, read_stat
+from feedrate.machine.process import is_alive, read_shared_memory, read_stat
 
 INTERVAL_S = 0.5
 _GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.run.processes import Tree
-from feedrate.machine import cgroup, counters
+from feedrate.machine import cpu, process
 from feedrate.machine.gpu import GpuReader
+from feedrate.machine.memory import find_memory_group
 from feedrate.machine.process import ProcessStat, read_anonymous, read_io, read_rollup
 
 _ROLLUP_EVERY_S = 3.0
@@ -27,14 +28,14 @@ class CpuMeter:
     """Cores that this job may use: how busy, and by whom."""
 
     def __init__(self) -> None:
-        self._cores = sorted(cgroup.read_cpuset())
-        self._before = counters.read_core_times()
+        self._cores = sorted(cpu.read_cpuset())
+        self._before = process.read_core_times()
         self._tree_before: float | None = None
         self._own_before = time.process_time()
-        self._throttled = cgroup.find_throttled_folder()
+        self._throttled = cpu.find_throttled_folder()
 
     def read(self, passed_s: float, members: dict[int, ProcessStat], tree: Tree) -> Reading:
-        now = counters.read_core_times()
+        now = process.read_core_times()
         busy: list[float | None] = []
         iowait = steal = 0.0
         for core in self._cores:
@@ -66,7 +67,7 @@ class CpuMeter:
                 "name": other.name, "user": _name_user(other.user), "cores": round(other.cores, 3),
             }  # fmt: skip
         if self._throttled is not None:
-            throttling = cgroup.read_throttling(self._throttled)
+            throttling = cpu.read_throttling(self._throttled)
             if throttling is not None:
                 reading["throttled"] = {"times": throttling.times, "seconds": throttling.seconds}
         return reading
@@ -136,15 +137,15 @@ class MemoryMeter:
     """Memory inside the group of the command (the machine's, where no group limits it), swap and pressure."""
 
     def __init__(self) -> None:
-        self._before = counters.read_vmstat()
-        self._pressure_before = {kind: counters.read_pressure(kind) for kind in _PRESSURES}
+        self._before = process.read_vmstat()
+        self._pressure_before = {kind: process.read_pressure(kind) for kind in _PRESSURES}
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._group = cgroup.find_memory_group()
+        self._group = find_memory_group()
         self._asked: set[int] = set()
 
     def read(self, passed_s: float, members: dict[int, ProcessStat]) -> Reading:
         self._follow(members)
-        machine, now = counters.read_memory_info(), counters.read_vmstat()
+        machine, now = process.read_memory_info(), process.read_vmstat()
         total, available = machine.get("MemTotal", 0), machine.get("MemAvailable", 0)
         use = None if self._group is None else self._group.read()
         cache = machine.get("Cached", 0) + machine.get("Buffers", 0) - machine.get("Shmem", 0)
@@ -166,12 +167,12 @@ class MemoryMeter:
         # A scheduler may put the command into another group than ours.
         for pid in members.keys() - self._asked:
             self._asked.add(pid)
-            group = cgroup.find_memory_group(Path(f"/proc/{pid}/cgroup"))
+            group = find_memory_group(Path(f"/proc/{pid}/cgroup"))
             if group is not None and (self._group is None or group.limit_bytes < self._group.limit_bytes):
                 self._group = group
 
     def read_pressure(self, passed_s: float) -> Reading | None:
-        now = {kind: counters.read_pressure(kind) for kind in _PRESSURES}
+        now = {kind: process.read_pressure(kind) for kind in _PRESSURES}
         shares = {}
         for kind, total in now.items():
             before = self._pressure_before[kind]
@@ -186,11 +187,11 @@ class TrafficMeter:
 
     def __init__(self) -> None:
         self._disks, self._network, self._nfs = (
-            counters.read_disks(), counters.read_network(), counters.read_nfs(),
+            process.read_disks(), process.read_network(), process.read_nfs(),
         )  # fmt: skip
 
     def read_disks(self, passed_s: float) -> Reading:
-        now = counters.read_disks()
+        now = process.read_disks()
         reading = {}
         for name, new in now.items():
             old = self._disks.get(name, new)
@@ -203,7 +204,7 @@ class TrafficMeter:
         return reading
 
     def read_network(self, passed_s: float) -> Reading:
-        (received, sent), old = counters.read_network(), self._network
+        (received, sent), old = process.read_network(), self._network
         self._network = received, sent
         return {
             "received_per_s": round(max(0, received - old[0]) / passed_s),
@@ -213,7 +214,7 @@ class TrafficMeter:
     def read_nfs(self, passed_s: float) -> Reading | None:
         if not self._nfs:
             return None
-        now = counters.read_nfs()
+        now = process.read_nfs()
         reading = {}
         for point, new in now.items():
             old = self._nfs.get(point, new)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From planes to the batch: chroma at full size by libjpeg's triangle filter, its integer conversion to RGB, then Pillow's resize in two
-// passes with eight bits between them (native/colour.cpp, native/resize.cpp: the same weights, rounding and order of passes).
-// Pixels of four bytes lie between the steps, so that one load brings a pixel; a warp's loads are of neighbours in a line.
+// From planes to the batch: chroma at full size by libjpeg's triangle filter, its integer conversion to RGB, then
+// Pillow's resize in two passes with eight bits between them (native/colour.cpp, native/resize.cpp: the same weights,
+// rounding and order of passes). Pixels of four bytes lie between the steps, so that one load brings a pixel; a warp's
+// loads are of neighbours in a line.
 
 // One sample of full-size chroma; x and y count from the corner of the image.
 __device__ int chroma_at(const GpuImage& image, const GpuComponent& c, const unsigned char* plane, int x, int y) {
@@ -14,7 +15,8 @@ __device__ int chroma_at(const GpuImage& image, const GpuComponent& c, const uns
     const unsigned char* other = plane - c.left + (far - c.top) * stride;
     if (!image.half_width) return (3 * at[column] + other[column] + (y % 2 == 0 ? 1 : 2)) >> 2;
     const int beside = min(max(x % 2 == 0 ? column - 1 : column + 1, 0), c.width - 1);
-    if (image.half_height) return (3 * (3 * at[column] + other[column]) + 3 * at[beside] + other[beside] + (x % 2 == 0 ? 8 : 7)) >> 4;
+    if (image.half_height)
+        return (3 * (3 * at[column] + other[column]) + 3 * at[beside] + other[beside] + (x % 2 == 0 ? 8 : 7)) >> 4;
     if (beside == column) return at[column];
     return (3 * at[column] + at[beside] + (x % 2 == 0 ? 1 : 2)) >> 2;
 }
@@ -35,8 +37,9 @@ __device__ unsigned pixel_at(const GpuImage& image, const unsigned char* samples
     return r | g << 8 | b << 16;
 }
 
-extern "C" __global__ void convert_pixels(const GpuImage* __restrict__ images, const GpuTile* __restrict__ tiles, const unsigned char* __restrict__ samples,
-                                          unsigned* __restrict__ pixels, int channels) {
+extern "C" __global__ void convert_pixels(const GpuImage* __restrict__ images, const GpuTile* __restrict__ tiles,
+                                          const unsigned char* __restrict__ samples, unsigned* __restrict__ pixels,
+                                          int channels) {
     const GpuTile tile = tiles[blockIdx.x];
     const GpuImage& image = images[tile.image];
     for (int y = tile.first; y < tile.first + tile.count; ++y) {
@@ -69,8 +72,9 @@ __device__ unsigned weigh_down(const unsigned* from, int count, int stride, cons
     return sums.pixel();
 }
 
-extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, const GpuTile* __restrict__ tiles, const unsigned* __restrict__ pixels,
-                                        const int* __restrict__ bounds, const int* __restrict__ weights, unsigned* __restrict__ between, int width,
+extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, const GpuTile* __restrict__ tiles,
+                                        const unsigned* __restrict__ pixels, const int* __restrict__ bounds,
+                                        const int* __restrict__ weights, unsigned* __restrict__ between, int width,
                                         int height) {
     const GpuTile tile = tiles[blockIdx.x];
     const GpuImage& image = images[tile.image];
@@ -80,11 +84,13 @@ extern "C" __global__ void resize_first(const GpuImage* __restrict__ images, con
     if (image.down_first) {
         const int* weight = weights + image.weights[1];
         // An equal part of the output's lines.
-        const int begin = (int)((long long)tile.first * height / image.height), end = (int)((long long)(tile.first + tile.count) * height / image.height);
+        const int begin = (int)((long long)tile.first * height / image.height),
+                  end = (int)((long long)(tile.first + tile.count) * height / image.height);
         for (int y = begin; y < end; ++y) {
             const int first = own[2 * (width + y)], count = own[2 * (width + y) + 1];
             for (int x = threadIdx.x; x < image.width; x += blockDim.x)
-                to[(long long)y * image.width + x] = weigh_down(from + (long long)first * image.width + x, count, image.width, weight + y, height);
+                to[(long long)y * image.width + x] =
+                    weigh_down(from + (long long)first * image.width + x, count, image.width, weight + y, height);
         }
         return;
     }
@@ -127,8 +133,9 @@ __device__ void store_four(unsigned char* to, const unsigned* pixel, int channel
     words[2] = pixel[2] >> 16 | pixel[3] << 8;
 }
 
-extern "C" __global__ void resize_last(const GpuImage* __restrict__ images, const unsigned* __restrict__ between, const int* __restrict__ bounds,
-                                       const int* __restrict__ weights, const int* __restrict__ statuses, unsigned char* __restrict__ out, int width,
+extern "C" __global__ void resize_last(const GpuImage* __restrict__ images, const unsigned* __restrict__ between,
+                                       const int* __restrict__ bounds, const int* __restrict__ weights,
+                                       const int* __restrict__ statuses, unsigned char* __restrict__ out, int width,
                                        int height, int channels) {
     const GpuImage& image = images[blockIdx.y];
     const int* own = bounds + (long long)blockIdx.y * 2 * (width + height);
@@ -141,7 +148,8 @@ extern "C" __global__ void resize_last(const GpuImage* __restrict__ images, cons
     const int columns = by_four ? width / 4 : width;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < columns * height; i += gridDim.x * blockDim.x) {
         const int y = i / columns, column = i - y * columns;
-        const int row = by_four || !image.down_first ? width + y : column, first = own[2 * row], count = own[2 * row + 1];
+        const int row = by_four || !image.down_first ? width + y : column, first = own[2 * row],
+                  count = own[2 * row + 1];
         unsigned char* line = to + (long long)y * width * channels;
         if (by_four) {
             Sums sums[4];
@@ -163,7 +171,8 @@ extern "C" __global__ void resize_last(const GpuImage* __restrict__ images, cons
         if (image.down_first) {
             Sums sums;
             sums.begin();
-            for (int k = 0; k < count; ++k) sums.add(from[(long long)y * image.width + first + k], across[k * width + column]);
+            for (int k = 0; k < count; ++k)
+                sums.add(from[(long long)y * image.width + first + k], across[k * width + column]);
             pixel = sums.pixel();
         } else {
             pixel = weigh_down(from + (long long)first * width + column, count, width, down + y, height);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Once per image: its status, Huffman lookups from the codes of its headers, and the weights of its resize.
 //
-// Weights are those of native/resize.cpp: the same expressions in the same order, in doubles, compiled without fused multiply-add. A
-// device's sine and cosine may differ from the C library's in the last bit. That shows only where a weight lies within a hair of the
-// border between two integers: such an image is marked as unsure, and decoded by the CPU.
+// Weights are those of native/resize.cpp: the same expressions in the same order, in doubles, compiled without fused
+// multiply-add. A device's sine and cosine may differ from the C library's in the last bit. That shows only where a
+// weight lies within a hair of the border between two integers: such an image is marked as unsure, and decoded by the
+// CPU.
 
-// A symbol: bits of code and value together; from bit 8 on, in 16 bits, what makes the value of these bits: it takes the code away, and more if the first bit
-// of the value is 0; from bit 24 on how far the zigzag index moves (128: end of the block). 0: no such code.
+// A symbol: bits of code and value together; from bit 8 on, in 16 bits, what makes the value of these bits: it takes
+// the code away, and more if the first bit of the value is 0; from bit 24 on how far the zigzag index moves (128: end
+// of the block). 0: no such code.
 __device__ unsigned make_symbol(unsigned code, int length, unsigned symbol, bool positive) {
     const unsigned size = symbol & 15, run = symbol >> 4;
     const unsigned move = size == 0 && run != 15 ? 128 : run + 1;
@@ -26,7 +28,8 @@ __device__ void build_table(const GpuCode& code, int lookahead, unsigned* table)
             const int spread = lookahead - length;
             for (int i = threadIdx.x; i < count << spread; i += blockDim.x) {
                 const int n = i >> spread;
-                table[(first << spread) + i] = make_symbol(first + n, length, code.symbols[(used + n) & 255], i >> (spread - 1) & 1);
+                table[(first << spread) + i] =
+                    make_symbol(first + n, length, code.symbols[(used + n) & 255], i >> (spread - 1) & 1);
             }
             if (count) end = (first + count) << spread;
         }
@@ -63,11 +66,13 @@ __device__ double curve_at(int filter, double x) {
     }
 }
 
-// `first` and `count` of output pixel i go to bounds[2 * i], its k-th weight to weights[k * out_size + i]. Returns false when unsure.
+// `first` and `count` of output pixel i go to bounds[2 * i], its k-th weight to weights[k * out_size + i]. Returns
+// false when unsure.
 __device__ bool make_taps(int in_size, int out_size, int filter, int most, int* bounds, int* weights) {
     const int one = 1 << kGpuWeightBits;
     if (in_size == out_size) {  // the pass that Pillow leaves out
-        for (int i = threadIdx.x; i < out_size; i += blockDim.x) bounds[2 * i] = i, bounds[2 * i + 1] = 1, weights[i] = one;
+        for (int i = threadIdx.x; i < out_size; i += blockDim.x)
+            bounds[2 * i] = i, bounds[2 * i + 1] = 1, weights[i] = one;
         return true;
     }
     const double scale = (double)in_size / out_size;
@@ -106,7 +111,8 @@ __device__ bool make_taps(int in_size, int out_size, int filter, int most, int* 
     return sure;
 }
 
-extern "C" __global__ void prepare(const GpuImage* images, unsigned* tables, int* bounds, int* weights, int* statuses, int width, int height) {
+extern "C" __global__ void prepare(const GpuImage* images, unsigned* tables, int* bounds, int* weights, int* statuses,
+                                   int width, int height) {
     const GpuImage& image = images[blockIdx.x];
     if (threadIdx.x == 0) statuses[image.sample] = image.status;
     for (int pair = 0; image.blocks && pair < kGpuPairs; ++pair) {
@@ -115,8 +121,10 @@ extern "C" __global__ void prepare(const GpuImage* images, unsigned* tables, int
         build_table(image.code[2 * pair + 1], kGpuAcLookahead, to + kGpuDcWords);
     }
     int* own = bounds + (long long)blockIdx.x * 2 * (width + height);
-    const bool sure_across = make_taps(image.width, width, image.filter, image.taps[0], own, weights + image.weights[0]);
-    const bool sure_down = make_taps(image.height, height, image.filter, image.taps[1], own + 2 * width, weights + image.weights[1]);
+    const bool sure_across =
+        make_taps(image.width, width, image.filter, image.taps[0], own, weights + image.weights[0]);
+    const bool sure_down =
+        make_taps(image.height, height, image.filter, image.taps[1], own + 2 * width, weights + image.weights[1]);
     __syncthreads();
     if (!sure_across || !sure_down) atomicOr(statuses + image.sample, kGpuUnsure);
 }

@@ -33,8 +33,7 @@ from feedrate.errors import FeedrateError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.kernel import I64, U8, DecodeReport
 from feedrate.kernel.cuda import batch as kernels
-from feedrate.kernel.cuda.driver import OUT_OF_MEMORY, DriverError
-from feedrate.kernel.cuda.launcher import compile_source, why_not
+from feedrate.kernel.cuda.launcher import OUT_OF_MEMORY, DriverError, compile_source, why_not
 from feedrate.loader.device import transfer
 from feedrate.loader.geometry import Geometry, Places, Tally, decode_pixels
 from feedrate.loader.pipeline import Meter

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs shard tasks: processes of this machine, Slurm, or Dask.
+"""Who runs shard tasks: processes of this machine, Slurm, or a Dask cluster that is already there.
 
-What counts is what lies in the target folder: a task has ended when its shard and its index part are there,
+What counts is what the target folder holds: a task has ended when its shard and its index part are there,
 so neither a lost job nor a lost message can lose or repeat more than the shard that was being written.
-
-Shards as tasks of a Dask cluster that is already there.
 """
 
 from __future__ import annotations
@@ -13,22 +11,22 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from feedrate.errors import FeedrateError, MissingExtra, StorageError
 from feedrate.files.atomic import is_temporary
-from feedrate.format.containers import find_container
-from feedrate.packing.build.bulk import goes_in_bulk
 from feedrate.packing.build.listing import Listing
 from feedrate.packing.build.plan import ShardTask
-from feedrate.packing.build.shard import MapCost, begin_shard, find_done, write_shard
+from feedrate.packing.build.shard import MapCost, begin_shard, find_done, goes_in_bulk, write_shard
 from feedrate.packing.options import Engine
 from feedrate.packing.workers import Watch, run_tasks
 from feedrate.units import format_count
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # A job that ends so often without a shard will not do better the next time.
 _MOST_LOSSES = 3
@@ -106,7 +104,7 @@ def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> M
     while running:
         for job in cluster.wait(running):
             running.remove(job)
-            left = tuple(task for task in job.tasks if not _is_done(task))
+            left = tuple(task for task in job.tasks if find_done(task) is None)
             outcome = cluster.outcome(job)
             if isinstance(outcome, FeedrateError):
                 raise outcome
@@ -117,7 +115,7 @@ def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> M
             losses[left[0].number] += 1
             if losses[left[0].number] >= _MOST_LOSSES:
                 raise FeedrateError(
-                    f"{_shard_name(left[0])} was begun {format_count(_MOST_LOSSES, 'time')} and never "
+                    f"{left[0].shard_name} was begun {format_count(_MOST_LOSSES, 'time')} and never "
                     f"finished{f': {outcome}' if isinstance(outcome, str) else ''}",
                     hint="run the same command again to go on",
                 )
@@ -134,19 +132,11 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> MapCost | Feedrate
             f"{os.uname().nodename} does not see {tasks[0].target}",
             hint="source and pack must lie where every node finds them under the same path",
         )
-    left = [task for task in tasks if not _is_done(task)]
+    left = [task for task in tasks if find_done(task) is None]
     try:
         return _add_up(run_tasks(write_shard, left, workers=workers, size_bytes=0, watch=lambda *_: None))
     except FeedrateError as error:
         return error
-
-
-def _is_done(task: ShardTask) -> bool:
-    return find_done(task) is not None
-
-
-def _shard_name(task: ShardTask) -> str:
-    return find_container(task.container).shard_name(task.number)
 
 
 def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
@@ -154,7 +144,7 @@ def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
     made = dict(_find_shards(Path(tasks[0].target)))
     samples = size_bytes = 0.0
     for task in tasks:
-        share = min(1.0, made.get(_shard_name(task), 0) / task.expected_bytes)
+        share = min(1.0, made.get(task.shard_name, 0) / task.expected_bytes)
         samples += share * task.samples
         size_bytes += share * task.source_bytes
     return int(samples), int(size_bytes)
@@ -220,6 +210,8 @@ class _Dask:
         return [Job(tasks, self._executor.submit(write_shards, tasks, self._workers)) for tasks in groups]
 
     def wait(self, jobs: Sequence[Job]) -> list[Job]:
+        from concurrent.futures import FIRST_COMPLETED, wait
+
         ended, _ = wait([_future(job) for job in jobs], timeout=_POLL_S, return_when=FIRST_COMPLETED)
         return [job for job in jobs if _future(job) in ended]
 

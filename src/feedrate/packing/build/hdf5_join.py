@@ -22,11 +22,12 @@ from feedrate.errors import FeedrateError, PackError, StorageError
 from feedrate.files.atomic import atomic_write
 from feedrate.format.containers.hdf5 import FILE_NAME, Hdf5, find_bare, make_columns, make_layout
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part
+from feedrate.format.index import Part, parse_part
 from feedrate.format.manifest import IndexPart, index_name, read_manifest
 from feedrate.format.raw import bare_table
 from feedrate.kernel import I64
-from feedrate.packing.build.shard import INDEX_SUFFIX, ShardDone, read_done
+from feedrate.packing.build.plan import INDEX_SUFFIX
+from feedrate.packing.build.shard import ShardDone, describe_part, read_done, write_part
 
 _BLOCK_BYTES = 2**24
 
@@ -152,14 +153,11 @@ def _move_part(
                 tables = variable[f"{field.name}.entries"]
                 variable[f"{field.name}.entries"] = [bare_table(table) for table in tables]
     join.samples += len(rows)
-    fill_derived(rows, variable)
     # The checksum of the whole file is not known yet: pack.json has it.
     metadata = {k: v for k, v in part.metadata.items() if k != "crc32c"}
-    data = dump_part(fields, Part(rows, variable, {**metadata, "shard": FILE_NAME, "bytes": size_bytes}))
-    with atomic_write(folder / name, expected_bytes=len(data)) as out:
-        out.write(data)
-    entries = one.shard.index.entries
-    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=entries)
+    metadata |= {"shard": FILE_NAME, "bytes": size_bytes}
+    data = write_part(folder / name, fields, Part(rows, variable, metadata))
+    return describe_part(name, data, one.shard.index.entries)
 
 
 def _copy(source: int, offsets: I64, lengths: I64, target: int, at: int) -> list[int]:

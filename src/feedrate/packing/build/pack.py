@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a pack when its source is listed: that is all that making its shards takes.
-
-What is needed later, loaded while there is work outside of Python.
-
-Shards that are all there -> pack.json, the quality report, and what `pack` returns.
-
-Loaded while the shards are made.
-
-`feedrate pack`: a source -> pack.
+"""`feedrate pack`: list the source, plan, make the shards, write the manifest.
 
     (nothing) --packing.json--> unfinished --all shards--> unfinished --pack.json--> finished
                                   ^    |
                                   +----+  killed, full disk, Ctrl-C: the same command goes on
 
 packing.json says what is being packed. It is written first and removed last, so a folder that has it is
-unfinished, whatever else lies there. All else is decided by the source's listing and the settings: shards
-that are complete stay as they are. The listing lies beside them until the pack is finished.
+unfinished, whatever else is there. All else is decided by the source's listing and the settings: shards
+that are complete stay as they are. The listing stands beside them until the pack is finished.
 
-A listed source -> shards, each with its part of the index. Loaded while the source is still listed.
+Reading folders must not wait for Python's imports: what makes shards is loaded while the source is listed,
+and what ends a pack while shards are made. Functions import these modules when they need them.
 """
 
 from __future__ import annotations
@@ -28,51 +21,33 @@ import importlib
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feedrate.errors import FeedrateError, SourceError, StorageError
-from feedrate.files.atomic import atomic_write, free_bytes, remove_temporaries
-from feedrate.format.containers import find_container
+from feedrate.files.atomic import atomic_write, free_bytes, remove_temporaries, write_file
 from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
 from feedrate.format.fields import Field
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
-from feedrate.packing.build import listing
-from feedrate.packing.build.engine import run_shards
-from feedrate.packing.build.listing import Listing, ListingWriter
+from feedrate.packing.build import listing, unfinished
 from feedrate.packing.build.plan import ShardTask, describe_settings, digest_plan, split_into_shards
-from feedrate.packing.build.shard import (
-    INDEX_SUFFIX,
-    MapCost,
-    ShardDone,
-    dump_rejections,
-    find_done,
-    share_shapes,
-)
-from feedrate.packing.build.unfinished import (
-    begin,
-    check_finished,
-    check_foreign,
-    check_nesting,
-    finish,
-    go_on_by,
-    own_folder,
-    undo,
-    write_file,
-)
-from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.mapping import Function, find_map
 from feedrate.packing.options import PackOptions
-from feedrate.packing.recode import sum_up
-from feedrate.packing.results import Mapped, PackResult
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.source.opening import open_reader
 from feedrate.source.record import ImageFiles, Reader
 from feedrate.units import format_bytes
+
+if TYPE_CHECKING:
+    from feedrate.packing.build.shard import MapCost, ShardDone
+    from feedrate.packing.results import PackResult
+
+# A third of all that packing loads.
+_MAKES_SHARDS = ("feedrate.packing.build.engine", "pyarrow")
+_ENDS_A_PACK = ("feedrate.packing.check.quality_report",)
+_TELL_EVERY = 1000
 
 
 class NothingToPack(SourceError):
@@ -93,40 +68,12 @@ class Listed(NamedTuple):
     scale: float = 1.0
 
 
-def all_rejected(rejected: tuple[Rejection, ...]) -> NothingToPack:
-    if not rejected:
-        return NothingToPack("there is nothing to pack")
-    first = rejected[0]
-    error = NothingToPack(
-        f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
-    )
-    error.rejected = rejected
-    return error
-
-
-def table_name(settings: Mapping[str, Any]) -> str:
-    """Return what the table of labels is called beside the shards."""
-    return str(settings["labels"]["name"])
-
-
-def load_meanwhile(names: Sequence[str]) -> None:
-    """Load modules in a thread: who is about to read folders need not wait for them later."""
-
-    def load() -> None:
-        for name in names:
-            # Who needs it says so, in words.
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-
-    threading.Thread(target=load).start()
-
-
 class Shards(NamedTuple):
     """What was made: `tasks` are all shards, `made` of them by this run.
 
     Attributes:
         fields: that are stored.
-        joined: the shards, where all of them already lie in one HDF5 file.
+        joined: the shards, where all of them are already in one HDF5 file.
         map_cost: what a map took.
     """
 
@@ -135,95 +82,6 @@ class Shards(NamedTuple):
     joined: list[ShardDone] | None
     made: int
     map_cost: MapCost
-
-
-def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: Shards) -> PackResult:
-    """Write what makes a pack of the shards in a folder; all that is left is to call it finished."""
-    tasks, joined, fields = shards.tasks, shards.joined, shards.fields
-    complete = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
-    if len(complete) < len(tasks):
-        raise StorageError(
-            f"a shard vanished from {folder} while it was packed", hint="run the same command again"
-        )
-    rejected = source.rejected + tuple(r for shard in complete for r in shard.rejected)
-    if not any(shard.shard.samples for shard in complete):
-        undo(folder, _names(tasks, source.settings))
-        raise all_rejected(rejected)
-    if options.container == "hdf5" and joined is None:
-        from feedrate.packing.build.hdf5_join import join_parts
-
-        fields, complete = join_parts(folder, fields, complete)
-    manifest = read_manifest(folder) if joined else _make_manifest(fields, source, complete, len(rejected))
-    if rejected:
-        write_file(folder / REJECTED_NAME, dump_rejections(rejected))
-    write_file(folder / FILE_NAME, dump_manifest(manifest))
-    # The pack is whole by now, and unfinished until this is there, too.
-    quality = write_quality(folder)
-    if options.container == "hdf5":
-        from feedrate.packing.build.hdf5_join import remove_parts
-
-        remove_parts(folder, len(tasks))
-    resumed = len(tasks) - shards.made
-    result = _summarise(source.reader, folder, manifest, complete, rejected, resumed=resumed)
-    mapped = None
-    if options.map is not None:
-        mapped = Mapped(
-            options.map.name, *shards.map_cost, packed=manifest.samples, left_out=quality.left_out
-        )
-    return dataclasses.replace(result, mapped=mapped, quality=quality)
-
-
-def _make_manifest(
-    fields: tuple[Field, ...], source: Listed, done: list[ShardDone], rejected: int
-) -> Manifest:
-    settings = {**source.settings, "rejected": rejected, "plan": source.plan}
-    return Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
-
-
-def _summarise(
-    reader: Reader,
-    folder: Path,
-    manifest: Manifest,
-    done: list[ShardDone],
-    rejected: tuple[Rejection, ...],
-    *,
-    resumed: int,
-) -> PackResult:
-    by_pillow: Counter[str] = Counter()
-    for shard in done:
-        by_pillow.update(shard.by_pillow)
-    label = manifest.field("label")
-    return PackResult(
-        source=reader.root,
-        target=str(folder),
-        samples=manifest.samples,
-        classes=None if label is None or label.classes is None else len(label.classes),
-        fields={field.name: field.kind.value for field in manifest.fields},
-        shards=len(done),
-        resumed_shards=resumed,
-        size_bytes=manifest.shard_bytes + manifest.index_bytes,
-        source_bytes=sum(shard.source_bytes for shard in done),
-        seconds=0.0,
-        rejected=rejected,
-        damaged=tuple(d for shard in done for d in shard.damaged),
-        by_kernel=sum(shard.by_kernel for shard in done),
-        by_pillow=dict(by_pillow.most_common()),
-        ignored=reader.ignored,
-        unlisted=reader.unlisted,
-        recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
-    )
-
-
-def _names(tasks: list[ShardTask], settings: Mapping[str, Any]) -> list[str]:
-    """Return what all shards are called, and what lies beside them."""
-    shards = [find_container(task.container).shard_name(task.number) for task in tasks]
-    parts = [str(Path(shard).with_suffix(INDEX_SUFFIX)) for shard in shards]
-    return [*shards, *parts, *([table_name(settings)] if "labels" in settings else [])]
-
-
-# What making shards takes, and their index: a third of all that packing loads.
-_NEEDED_NEXT = ("feedrate.packing.build.pack", "pyarrow")
-_TELL_EVERY = 1000
 
 
 def pack(
@@ -254,13 +112,13 @@ def pack(
         options = dataclasses.replace(options, map=find_map(map))
     begin_s = time.monotonic()
     source, folder = os.fspath(source), Path(target)
-    check_nesting(source, folder)
-    check_foreign(folder)
-    with own_folder(folder):
-        check_finished(folder, options)
+    unfinished.check_nesting(source, folder)
+    unfinished.check_foreign(folder)
+    with unfinished.own_folder(folder):
+        unfinished.check_finished(folder, options)
         reader = open_reader(source, options.source, scratch=os.fspath(folder))
         result = pack_reader(reader, folder, options, watch)
-        finish(folder)
+        unfinished.finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
 
 
@@ -269,20 +127,38 @@ def pack_reader(
 ) -> PackResult:
     """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
     remove_temporaries(folder)
-    load_meanwhile(_NEEDED_NEXT)
-    options = go_on_by(folder, options)
+    load_meanwhile(*_MAKES_SHARDS)
+    options = unfinished.go_on_by(folder, options)
     listed = list_source(reader, folder, options, watch)
     if options.map is not None:
         listed = _try_map(listed, folder, options)
+    shards = make_shards(listed, folder, options, watch)
+    return write_manifest(listed, folder, options, shards)
 
-    return make_shards(listed, folder, options, watch)
+
+def load_meanwhile(*names: str) -> None:
+    """Load modules in a thread: who is about to read folders need not wait for them later."""
+
+    def load() -> None:
+        for name in names:
+            # Who needs it says so, in words.
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+    threading.Thread(target=load).start()
 
 
 def list_source(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> Listed:
+    """Write the listing of a source, and packing.json if nothing was begun in the folder.
+
+    Raises:
+        NothingToPack: the source has no sample, or all were rejected.
+        AlreadyExists: what was begun in the folder is something else.
+    """
     path = folder / listing.NAME
     rejected: list[Rejection] = []
     with atomic_write(path, is_durable=False) as out:
-        writer = ListingWriter(out)
+        writer = listing.ListingWriter(out)
         number = told = 0
         for block in reader.blocks():
             if isinstance(block, ImageFiles):
@@ -296,14 +172,25 @@ def list_source(reader: Reader, folder: Path, options: PackOptions, watch: Calla
                 told = writer.count
                 watch(Tick("listing", writer.count, 0))
         if not writer.count:
-            raise all_rejected(tuple(rejected))
+            raise _nothing_to_pack(tuple(rejected))
         fields = options.recode.mark(reader.fields())
         writer.finish(fields)
         settings = describe_settings(reader, options)
         # The listing gets its name after this: it is no sign of a pack that was begun.
-        begin(folder, settings, writer.fingerprint())
+        unfinished.begin(folder, settings, writer.fingerprint())
     plan = digest_plan(writer.digest(), fields, settings)
     return Listed(reader, path, settings, plan, tuple(rejected))
+
+
+def _nothing_to_pack(rejected: tuple[Rejection, ...]) -> NothingToPack:
+    if not rejected:
+        return NothingToPack("there is nothing to pack")
+    first = rejected[0]
+    error = NothingToPack(
+        f"not one sample can be packed, all {len(rejected):,} were rejected: '{first.path}': {first.reason}"
+    )
+    error.rejected = rejected
+    return error
 
 
 def _try_map(source: Listed, folder: Path, options: PackOptions) -> Listed:
@@ -314,41 +201,40 @@ def _try_map(source: Listed, folder: Path, options: PackOptions) -> Listed:
         made, scale = try_map(source.listing, source.reader.root, options)
     except FeedrateError:
         if not any(folder.glob("shard-*")):
-            undo(folder)
+            unfinished.undo(folder)
         raise
     plan = digest_plan(f"{source.plan} {scale}", made, source.settings)
     return source._replace(made=made, scale=scale, plan=plan)
 
 
-# What is done when all shards are there: loaded while they are made.
-_NEEDED_LAST = ("feedrate.packing.build.pack",)
+def make_shards(source: Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> Shards:
+    """Make the shards that are not there yet, each with its part of the index; copy the table of labels."""
+    from feedrate.packing.build.engine import run_shards
+    from feedrate.packing.build.shard import find_done
+    from feedrate.packing.workers import report_tasks
 
+    joined = None
+    if options.container == "hdf5":
+        from feedrate.packing.build.hdf5_join import read_joined
 
-def make_shards(
-    source: Listed, folder: Path, options: PackOptions, watch: Callable[[Tick], None]
-) -> PackResult:
-    with closing(Listing(source.listing)) as listed:
+        joined = read_joined(folder, source.plan)
+    with contextlib.closing(listing.Listing(source.listing)) as listed:
         tasks = _plan_tasks(source, listed, folder, options)
-        joined = _find_joined(folder, source.plan) if options.container == "hdf5" else None
         missing = [task for task in tasks if joined is None and find_done(task) is None]
         _check_room(folder, missing)
         if source.reader.table is not None:
-            with atomic_write(folder / table_name(source.settings)) as out:
+            with atomic_write(folder / source.settings["labels"]["name"]) as out:
                 out.writelines(source.reader.table.pieces())
-        load_meanwhile(_NEEDED_LAST)
-        map_cost = _run(listed, tasks, missing, options, watch)
+        load_meanwhile(*_ENDS_A_PACK)
+        report = report_tasks("packing", tasks, missing, watch)
+        map_cost = run_shards(missing, options.engine, workers=options.workers, watch=report, listing=listed)
         fields = tasks[0].stored_fields(listed.fields)
-
-    return write_manifest(source, folder, options, Shards(tasks, fields, joined, len(missing), map_cost))
-
-
-def _find_joined(folder: Path, plan: str) -> list[ShardDone] | None:
-    from feedrate.packing.build.hdf5_join import read_joined
-
-    return read_joined(folder, plan)
+    return Shards(tasks, fields, joined, len(missing), map_cost)
 
 
-def _plan_tasks(source: Listed, listed: Listing, folder: Path, options: PackOptions) -> list[ShardTask]:
+def _plan_tasks(
+    source: Listed, listed: listing.Listing, folder: Path, options: PackOptions
+) -> list[ShardTask]:
     root = source.reader.root
     return [
         ShardTask(
@@ -356,40 +242,21 @@ def _plan_tasks(source: Listed, listed: Listing, folder: Path, options: PackOpti
             target=os.path.abspath(folder),
             listing=os.path.abspath(source.listing),
             number=number,
-            first=stretch.first,
-            last=stretch.last,
+            first=one.first,
+            last=one.last,
             plan=source.plan,
             seed=options.seed,
             recode=options.recode,
-            source_bytes=stretch.source_bytes,
-            expected_bytes=stretch.expected_bytes,
+            source_bytes=one.source_bytes,
+            expected_bytes=one.expected_bytes,
             scan=options.scan,
             bytes_per_entry=options.bytes_per_entry,
             container=options.container,
             map=options.map,
             made=tuple(dataclasses.replace(field, classes=None) for field in source.made),
         )
-        for number, stretch in enumerate(split_into_shards(listed, options, scale=source.scale))
+        for number, one in enumerate(split_into_shards(listed, options, scale=source.scale))
     ]
-
-
-def _run(
-    listing: Listing,
-    tasks: list[ShardTask],
-    missing: list[ShardTask],
-    options: PackOptions,
-    watch: Callable[[Tick], None],
-) -> MapCost:
-    """Write the missing shards; return over how many samples a map ran, and for how long."""
-    total, total_bytes = sum(task.samples for task in tasks), sum(task.source_bytes for task in tasks)
-    left, left_bytes = sum(task.samples for task in missing), sum(task.source_bytes for task in missing)
-
-    def report(samples: int, size_bytes: int) -> None:
-        done, done_bytes = total - left + samples, total_bytes - left_bytes + size_bytes
-        watch(Tick("packing", done, total, done_bytes, total_bytes))
-
-    report(0, 0)
-    return run_shards(missing, options.engine, workers=options.workers, watch=report, listing=listing)
 
 
 def _check_room(folder: Path, missing: list[ShardTask]) -> None:
@@ -404,3 +271,62 @@ def _check_room(folder: Path, missing: list[ShardTask]) -> None:
             f"packing needs about {format_bytes(needed)}, {folder} has {format_bytes(free)} free",
             hint="make room, or name a folder on another disk",
         )
+
+
+def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: Shards) -> PackResult:
+    """Write what makes a pack of the shards in a folder; all that is left is to call it finished."""
+    from feedrate.packing.build.shard import dump_rejections, find_done, share_shapes, sum_up_shards
+    from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
+    from feedrate.packing.recode import sum_up
+    from feedrate.packing.results import Mapped, PackResult
+
+    tasks, joined, fields = shards.tasks, shards.joined, shards.fields
+    done = joined or [shard for task in tasks if (shard := find_done(task)) is not None]
+    if len(done) < len(tasks):
+        raise StorageError(
+            f"a shard vanished from {folder} while it was packed", hint="run the same command again"
+        )
+    rejected = source.rejected + tuple(r for shard in done for r in shard.rejected)
+    if not any(shard.shard.samples for shard in done):
+        names = [name for task in tasks for name in (task.shard_name, task.index_name)]
+        names += [source.settings["labels"]["name"]] if "labels" in source.settings else []
+        unfinished.undo(folder, names)
+        raise _nothing_to_pack(rejected)
+    if options.container == "hdf5" and joined is None:
+        from feedrate.packing.build.hdf5_join import join_parts
+
+        fields, done = join_parts(folder, fields, done)
+    if joined:
+        manifest = read_manifest(folder)
+    else:
+        settings = {**source.settings, "rejected": len(rejected), "plan": source.plan}
+        manifest = Manifest(share_shapes(fields, done), tuple(d.shard for d in done), settings)
+    if rejected:
+        write_file(folder / REJECTED_NAME, dump_rejections(rejected))
+    write_file(folder / FILE_NAME, dump_manifest(manifest))
+    # The pack is whole by now, and unfinished until this is there, too.
+    quality = write_quality(folder)
+    if options.container == "hdf5":
+        from feedrate.packing.build.hdf5_join import remove_parts
+
+        remove_parts(folder, len(tasks))
+    mapped = None
+    if options.map is not None:
+        mapped = Mapped(
+            options.map.name, *shards.map_cost, packed=manifest.samples, left_out=quality.left_out
+        )
+    return PackResult(
+        **sum_up_shards(manifest, done),
+        source=source.reader.root,
+        target=str(folder),
+        shards=len(done),
+        resumed_shards=len(tasks) - shards.made,
+        size_bytes=manifest.shard_bytes + manifest.index_bytes,
+        seconds=0.0,
+        rejected=rejected,
+        ignored=source.reader.ignored,
+        unlisted=source.reader.unlisted,
+        recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
+        mapped=mapped,
+        quality=quality,
+    )

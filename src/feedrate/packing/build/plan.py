@@ -14,6 +14,7 @@ from urllib.parse import quote_from_bytes
 import numpy as np
 
 from feedrate.draws import I64
+from feedrate.format.containers import find_container
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Coding, Field, Kind
@@ -26,6 +27,7 @@ from feedrate.source.record import Reader
 
 # A shard's part of the index is made in memory: of tiny samples, a shard takes no more than these.
 MOST_SAMPLES = 16_384
+INDEX_SUFFIX = ".arrow"  # of a shard's part of the index
 # How many samples are looked at together.
 BLOCK = 16384
 
@@ -61,6 +63,14 @@ class ShardTask(NamedTuple):
     def samples(self) -> int:
         return self.last - self.first
 
+    @property
+    def shard_name(self) -> str:
+        return find_container(self.container).shard_name(self.number)
+
+    @property
+    def index_name(self) -> str:
+        return os.path.splitext(self.shard_name)[0] + INDEX_SUFFIX
+
     def stored_fields(self, listed: Sequence[Field]) -> tuple[Field, ...]:
         """Return the fields of the pack, given those of the source."""
         if self.map is None:
@@ -72,7 +82,7 @@ class ShardTask(NamedTuple):
         )
 
 
-class Stretch(NamedTuple):
+class ShardRange(NamedTuple):
     """The places of one shard in the pack's order, and what its samples take."""
 
     first: int
@@ -81,7 +91,7 @@ class Stretch(NamedTuple):
     expected_bytes: int
 
 
-def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 1.0) -> Iterator[Stretch]:
+def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 1.0) -> Iterator[ShardRange]:
     """Fill shards one after the other, in permuted order; a sample above the shard size has one to itself.
 
     `scale`: how much larger a sample becomes by a map.
@@ -107,10 +117,10 @@ def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 
                 done, done_source, at = int(sums[end - 1]), int(source_sums[end - 1]), end
             if start + at == stop:
                 break
-            yield Stretch(first, start + at, source_bytes, filled + len(END_OF_ARCHIVE))
+            yield ShardRange(first, start + at, source_bytes, filled + len(END_OF_ARCHIVE))
             first, filled, source_bytes = start + at, 0, 0
     if first < len(listing):
-        yield Stretch(first, len(listing), source_bytes, filled + len(END_OF_ARCHIVE))
+        yield ShardRange(first, len(listing), source_bytes, filled + len(END_OF_ARCHIVE))
 
 
 def _estimate(listing: Listing, rows: Rows, recode: Recode) -> I64:

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else."""
+"""Plain image files, with a label or without, go into a tar many at a time: the kernel reads them, looks at
+them and lays them out, on all threads. What is out of the ordinary comes back, and goes the long way.
+
+Both ways make the same bytes; this one spares a Python object per file, which would cost more than the file.
+
+Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,25 +24,211 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import PackError
-from feedrate.files.atomic import atomic_write
-from feedrate.format.byte_strings import TextsBuilder
+from feedrate.files.atomic import atomic_write, write_file
+from feedrate.format.byte_strings import ByteStrings, TextsBuilder
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
+from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
 from feedrate.format.entries import dump_entries, find_entries
 from feedrate.format.fields import Coding, Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
-from feedrate.format.manifest import IndexPart, Shard
-from feedrate.packing.build.bulk import NOT_JPEG, Bulk, Written, is_plain
-from feedrate.packing.build.listing import Listing, Rows, Sample
+from feedrate.format.manifest import IndexPart, Manifest, Shard
+from feedrate.kernel import I64, U8, U32, Members
+from feedrate.one_ahead import one_ahead
+from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
 from feedrate.packing.build.mapped import Mapper
 from feedrate.packing.build.plan import BLOCK, ShardTask
+from feedrate.packing.check.quality import QualityTally
 from feedrate.packing.recode import Tally
+from feedrate.packing.values import find_orientation
 from feedrate.packing.workers import advance, count_threads
 from feedrate.progress import Rejection
+from feedrate.remote.addresses import is_url
 from feedrate.source.bytes import Bytes
 from feedrate.units import printable
 
-INDEX_SUFFIX = ".arrow"
+# What is in flight at a time; two of them are. A shard of tiny files is four batches: between two of them the
+# kernel waits for Python.
+_BATCH_BYTES, _BATCH_FILES = 2**23, 4096
+# So many samples are tried to know whether nearly all of a shard go this way.
+_TRIED = 64
+_HEADER = member_header("", 0)
+NOT_JPEG = "not a JPEG (PNG)"  # the kernel's words
+
+
+def is_plain(task: ShardTask, fields: tuple[Field, ...]) -> bool:
+    """Say whether a shard's samples may be of the kind that goes this way."""
+    names = tuple(field.name for field in fields)
+    return (
+        names in (("image",), ("image", "label"))
+        and fields[0].kind is Kind.IMAGE
+        and fields[0].coding is Coding.FILE
+        and (len(fields) == 1 or fields[1].dtype == "int64")
+        and task.map is None
+        and not task.recode.settings()
+        and task.container == Tar.name
+        and not is_url(task.source)
+    )
+
+
+def goes_in_bulk(task: ShardTask) -> bool:
+    """Say whether next to all samples of a shard go this way; tries some, which its order has mixed."""
+    listing = Listing(task.listing)
+    fields = task.stored_fields(listing.fields)
+    is_bulk = is_plain(task, fields)
+    if is_bulk:
+        last = min(task.first + _TRIED, task.last)
+        rows = listing.rows_in_order(task.first, last, task.seed)
+        trial = Bulk(task._replace(scan=False), listing, fields, Output(io.BytesIO()), threads=1)
+        batch = trial.make(rows, None, np.empty(0, np.uint8))
+        is_bulk = len(batch.chosen) - int(batch.members.facts["left"].sum()) >= len(rows) - 1
+    listing.close()
+    return is_bulk
+
+
+class Batch(NamedTuple):
+    """Some samples in the order of the shard. `members` are of those that `chosen` names, in that order."""
+
+    rows: Rows
+    texts: ByteStrings
+    chosen: I64
+    members: Members
+    keys: ByteStrings
+    entries: ByteStrings
+
+
+class Written(NamedTuple):
+    """Samples that were written: their rows of the index, and its columns of varying length."""
+
+    rows: Rows
+    keys: ByteStrings
+    paths: ByteStrings
+    entries: ByteStrings
+    shape: tuple[int, int] | None  # height and width; None: they differ
+    source_bytes: int
+    listed_bytes: int  # with what numbers count as
+    by_kernel: int
+
+
+class Bulk:
+    """Gives a shard's samples: written many at a time, or one by one to be written by the caller."""
+
+    def __init__(
+        self, task: ShardTask, listing: Listing, fields: tuple[Field, ...], output: Output, threads: int
+    ) -> None:
+        self._task, self._listing, self._output = task, listing, output
+        self._kind = LABELLED if len(fields) > 1 else FILE
+        self._dtype = row_dtype(fields)
+        self._threads = threads
+
+    def run(self, quality: QualityTally) -> Iterator[Written | Sample]:
+        """Write the samples in their order; one that is yielded as it is must be written before going on."""
+        for batch in self._batches():
+            facts = batch.members.facts
+            where = np.full(len(batch.rows), -1)
+            where[batch.chosen] = np.where(facts["left"], -1, np.arange(len(batch.chosen)))
+            # Runs of samples that are done lie between those that are left.
+            left = np.flatnonzero(where < 0).tolist()
+            first = 0
+            for stop in [*left, len(where)]:
+                if stop > first:
+                    yield self._write(batch, slice(first, stop), where[first:stop], quality)
+                if stop < len(where):
+                    yield self._listing.sample(batch.rows[stop], batch.texts[stop])
+                first = stop + 1
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield batches; while one is used, the kernel makes the next."""
+        pool = kernel.Pool(self._threads) if self._threads > 1 else None
+        # Two take turns: when the third batch is begun, the first is written.
+        memories: list[U8] = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
+
+        def calls() -> Iterator[Callable[[], Batch]]:
+            for rows in self._pieces():
+                memories.reverse()
+                memories[0] = _grow(memories[0], int(rows["tar_bytes"].sum()))
+                yield partial(self.make, rows, pool, memories[0])
+
+        yield from one_ahead(calls())
+        if pool is not None:
+            pool.close()
+
+    def _pieces(self) -> Iterator[Rows]:
+        task, listing = self._task, self._listing
+        for first in range(task.first, task.last, BLOCK):
+            rows = listing.rows_in_order(first, min(first + BLOCK, task.last), task.seed)
+            ends, at = np.cumsum(rows["tar_bytes"]), 0
+            while at < len(rows):
+                before = int(ends[at - 1]) if at else 0
+                stop = int(np.searchsorted(ends, before + _BATCH_BYTES, side="right"))
+                stop = min(max(stop, at + 1), at + _BATCH_FILES)
+                yield rows[at:stop]
+                at = stop
+
+    def make(self, rows: Rows, pool: kernel.Pool | None, memory: U8) -> Batch:
+        """Read and lay out samples: in `memory`, if that is large enough."""
+        texts = self._listing.texts(rows)
+        # A key that another sample has, too, is made the long way.
+        chosen = np.flatnonzero((rows["kind"] == self._kind) & (rows["again"] == 0))
+        has_label = self._kind == LABELLED
+        paths = texts if len(chosen) == len(rows) else texts.take(chosen)
+        members = kernel.make_members(
+            self._task.source.encode("utf-8", "surrogateescape"),
+            *paths.pack(),
+            rows["source_bytes"][chosen] - (NUMBER_BYTES if has_label else 0),
+            rows["label"][chosen] if has_label else None,
+            header=_HEADER,
+            scan=self._task.scan,
+            bytes_per_entry=self._task.bytes_per_entry,
+            pool=pool,
+            memory=memory,
+        )
+        keys = ByteStrings.by_lengths(members.keys, members.facts["key_bytes"])
+        entries = ByteStrings.by_lengths(members.entries, members.facts["entries_bytes"])
+        return Batch(rows, texts, chosen, members, keys, entries)
+
+    def _write(self, batch: Batch, span: slice, which: I64, quality: QualityTally) -> Written:
+        members, facts = batch.members, batch.members.facts
+        listed = batch.rows[span]
+        first, last = int(which[0]), int(which[-1]) + 1
+        begin = self._output.size_bytes
+        self._output.put(members.buffer[members.starts[first] : members.starts[last]].data)
+        rows: Any = np.zeros(len(which), self._dtype)
+        rows["number"] = listed["number"]
+        rows["image.offset"] = begin + members.starts[first:last] - members.starts[first] + BLOCK_BYTES
+        rows["image.length"] = listed["source_bytes"] - (NUMBER_BYTES if self._kind == LABELLED else 0)
+        for name in ("crc32c", "width", "height"):
+            rows[f"image.{name}"] = facts[name][first:last]
+        if self._kind == LABELLED:
+            rows["label"] = listed["label"]
+        paths = batch.texts[span]
+        kinds = facts["kind"][first:last]
+        quality.add_plain(paths, rows["image.length"], rows["image.width"], rows["image.height"], kinds)
+        for i in np.flatnonzero(facts["has_exif"][first:last]).tolist():
+            at = int(members.starts[first + i]) + BLOCK_BYTES
+            data = members.buffer[at : at + int(rows["image.length"][i])].tobytes()
+            quality.add_orientation(paths[i], find_orientation(data))
+        return Written(
+            rows,
+            batch.keys[first:last],
+            paths,
+            batch.entries[first:last],
+            _shared_shape(rows["image.height"], rows["image.width"]),
+            int(rows["image.length"].sum()),
+            int(listed["source_bytes"].sum()),
+            int((kinds <= kernel.ImageKind.GRAY_JPEG).sum()),
+        )
+
+
+def _grow(memory: U8, size_bytes: int) -> U8:
+    return memory if len(memory) >= size_bytes else np.empty(max(size_bytes, _BATCH_BYTES), np.uint8)
+
+
+def _shared_shape(heights: U32, widths: U32) -> tuple[int, int] | None:
+    is_shared = (heights == heights[0]).all() and (widths == widths[0]).all()
+    return (int(heights[0]), int(widths[0])) if is_shared else None
+
+
 MapCost = tuple[int, float]  # samples and seconds
 
 
@@ -67,7 +261,7 @@ def write_shard(task: ShardTask) -> MapCost:
 def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
     """Write a shard but for its last step, and return that, to be called: it mostly waits for the disk."""
     container = find_container(task.container)
-    shard_path = Path(task.target) / container.shard_name(task.number)
+    shard_path = Path(task.target) / task.shard_name
     source = Bytes(task.source, task.target)
     mapper = None if task.map is None else Mapper(task.map, listing.fields)
     fields = task.stored_fields(listing.fields)
@@ -102,7 +296,7 @@ def begin_shard(task: ShardTask, listing: Listing) -> Callable[[], MapCost]:
 
     def finish() -> MapCost:
         whole.close()
-        writer.write_index(shard_path.with_suffix(INDEX_SUFFIX), metadata)
+        writer.write_index(Path(task.target) / task.index_name, metadata)
         return (0, 0.0) if mapper is None else (mapper.samples, mapper.seconds)
 
     return finish
@@ -121,18 +315,18 @@ def _samples(
 
 def find_done(task: ShardTask) -> ShardDone | None:
     """Return what `write_shard` made of a task; None: it has to be done, or done again."""
-    shard = find_container(task.container).shard_name(task.number)
-    index = str(Path(shard).with_suffix(INDEX_SUFFIX))
-    return read_done(Path(task.target), index, shard, task.plan, task.container)
+    return read_done(Path(task.target), task.index_name, task.shard_name, task.plan, task.container)
 
 
 def read_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
     """Return a shard that is complete on disk and was made for this plan; None when it has to be made."""
     done = read_part_done(target, index, shard, plan, container)
     try:
-        return None if done is None or _size_of(target / shard) != done.shard.size_bytes else done
+        # A folder of files that were there before has no size.
+        size_bytes = 0 if (target / shard).is_dir() else os.stat(target / shard).st_size
     except OSError:
         return None
+    return done if done is not None and done.shard.size_bytes == size_bytes else None
 
 
 def read_part_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
@@ -144,9 +338,7 @@ def read_part_done(target: Path, index: str, shard: str, plan: str, container: s
         metadata = read_metadata(index_path)
         if metadata.get("plan") != plan:
             return None
-        data = index_path.read_bytes()
-        columns, entries = locate_columns(data), find_entries(metadata)
-        part = IndexPart(index, len(data), kernel.crc32c(data), columns, entries=entries)
+        part = describe_part(index, index_path.read_bytes(), find_entries(metadata))
         crc32c = int(metadata.get("crc32c", "0"), 16)
         return ShardDone(
             Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
@@ -188,7 +380,10 @@ class SampleWriter:
             return
         if loaded is None:
             return
-        contents = [_as_content(field, part) for field, part in zip(self.fields, loaded, strict=True)]
+        contents = [
+            Content(field, part.data, part.path, part.columns[0] if field.kind is Kind.NUMBER else None)
+            for field, part in zip(self.fields, loaded, strict=True)
+        ]
         try:
             offsets = self.shard.add(sample.key, contents)
         except TooLarge as error:
@@ -240,11 +435,8 @@ class SampleWriter:
             "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
             "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
         }  # fmt: skip
-        rows, variable = self.rows(), {name: texts.finish() for name, texts in self.variable.items()}
-        fill_derived(rows, variable)
-        data = dump_part(self.fields, Part(rows, variable, found))
-        with atomic_write(path, expected_bytes=len(data)) as out:
-            out.write(data)
+        variable = {name: texts.finish() for name, texts in self.variable.items()}
+        write_part(path, self.fields, Part(self.rows(), variable, found))
 
     def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
@@ -267,9 +459,34 @@ class SampleWriter:
             self.by_pillow[part.pillow_reason] += 1
 
 
-def _size_of(shard: Path) -> int:
-    """Return a shard's size; a folder of files that were there before has none."""
-    return 0 if shard.is_dir() else os.stat(shard).st_size
+def write_part(path: Path, fields: Sequence[Field], part: Part) -> bytes:
+    """Write a part of the index, whose derived columns are filled in here; return its bytes."""
+    fill_derived(part.rows, part.variable)
+    data = dump_part(fields, part)
+    write_file(path, data)
+    return data
+
+
+def describe_part(name: str, data: bytes, entries: int) -> IndexPart:
+    """Return what pack.json says of a part of the index."""
+    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=entries)
+
+
+def sum_up_shards(manifest: Manifest, done: Sequence[ShardDone]) -> dict[str, Any]:
+    """Return what `PackResult` and `IndexResult` say alike of a pack and its shards."""
+    by_pillow: Counter[str] = Counter()
+    for shard in done:
+        by_pillow.update(shard.by_pillow)
+    label = manifest.field("label")
+    return {
+        "samples": manifest.samples,
+        "classes": None if label is None or label.classes is None else len(label.classes),
+        "fields": {field.name: field.kind.value for field in manifest.fields},
+        "source_bytes": sum(shard.source_bytes for shard in done),
+        "damaged": tuple(d for shard in done for d in shard.damaged),
+        "by_kernel": sum(shard.by_kernel for shard in done),
+        "by_pillow": dict(by_pillow.most_common()),
+    }
 
 
 def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
@@ -279,19 +496,15 @@ def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Fi
         for name, value in shard.uniform.items():
             if uniform.setdefault(name, value) != value:
                 uniform[name] = None
-    return tuple(_with_uniform(field, uniform) for field in fields)
-
-
-def _with_uniform(field: Field, uniform: Mapping[str, Any]) -> Field:
-    shape, dtype = uniform.get(f"{field.name}.shape"), uniform.get(f"{field.name}.dtype")
-    return replace(
-        field, shape=None if shape is None else tuple(shape), dtype=field.dtype if dtype is None else dtype
+    shapes = {field.name: uniform.get(f"{field.name}.shape") for field in fields}
+    return tuple(
+        replace(
+            field,
+            shape=None if (shape := shapes[field.name]) is None else tuple(shape),
+            dtype=uniform.get(f"{field.name}.dtype") or field.dtype,
+        )
+        for field in fields
     )
-
-
-def _as_content(field: Field, part: Loaded) -> Content:
-    number = part.columns[0] if field.kind is Kind.NUMBER else None
-    return Content(field, part.data, part.path, number)
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

@@ -48,7 +48,10 @@ _KINDS = (
 )
 _MOST_RESULT_BYTES = 2**20
 # Without the current folder, in which anybody's modules may lie.
-_COMMAND = "import sys; sys.path[:1] == [''] and sys.path.pop(0); from feedrate.packing.build.slurm import run_job; run_job()"
+_COMMAND = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
+    "from feedrate.packing.build.slurm import run_job; run_job()"
+)
 
 
 @contextlib.contextmanager

@@ -15,14 +15,13 @@ from typing import Any
 
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.files.atomic import (
-    LOCK_NAME,
-    atomic_write,
     explain_write_error,
-    folder_lock,
     is_temporary,
     remove_temporaries,
     sync_folder,
+    write_file,
 )
+from feedrate.files.lock import LOCK_NAME, folder_lock
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
@@ -90,7 +89,8 @@ def check_finished(folder: Path, options: PackOptions) -> None:
     hint = f"use it, or name another folder, or delete it first: rm -r {shell_quote(folder)}"
     as_there = {**asked, "entries": there.settings.get("entries")}
     if difference and _first_difference(as_there, there.settings) is None:
-        hint = f"give it such entry points: feedrate index {shell_quote(folder)} --entries {options.bytes_per_entry}"
+        command = f"feedrate index {shell_quote(folder)} --entries {options.bytes_per_entry}"
+        hint = f"give it such entry points: {command}"
     raise AlreadyExists(
         f"{folder} already holds a finished pack of {format_count(there.samples, 'sample')}"
         + (f" ({difference})" if difference else ""),
@@ -146,7 +146,8 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
         if difference:
             raise AlreadyExists(
                 f"{folder} holds an unfinished pack of something else: {difference}",
-                hint=f"repeat that command, name another folder, or delete this one: rm -r {shell_quote(folder)}",
+                hint="repeat that command, name another folder, "
+                f"or delete this one: rm -r {shell_quote(folder)}",
             )
         return
     write_file(path, (json.dumps(now, indent=1, sort_keys=True) + "\n").encode())
@@ -191,11 +192,6 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
     if here["digest"] != there["digest"]:
         return "files of the source have other names, sizes or times than when packing began"
     return None
-
-
-def write_file(path: Path, data: bytes) -> None:
-    with atomic_write(path, expected_bytes=len(data)) as file:
-        file.write(data)
 
 
 def undo(folder: Path, names: Sequence[str] = ()) -> None:

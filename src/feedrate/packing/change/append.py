@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
-from feedrate.files.atomic import explain_write_error, explained, remove_folder, sync_folder
+from feedrate.files.atomic import explain_write_error, explained, remove_folder, sync_folder, write_file
 from feedrate.format import containers
 from feedrate.format.entries import find_entries
 from feedrate.format.fields import Field, Kind
@@ -32,16 +32,22 @@ from feedrate.format.keys import key_of_stem, make_stem
 from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader
-from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting, write_file
-from feedrate.packing.change.manifest_union import Joined, check_default, find_splits, join, link_into
-from feedrate.packing.change.merge import check_equal_keys
+from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting
+from feedrate.packing.change.merge import (
+    Joined,
+    check_default,
+    check_equal_keys,
+    find_splits,
+    join,
+    link_into,
+)
 from feedrate.packing.change.update import changing, path_column, write_manifest
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.mapping import Function, Map, find_map
 from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
 from feedrate.packing.recode import Recode
 from feedrate.packing.results import AppendResult, PackResult
-from feedrate.packing.values import bring_tables, find_tables
+from feedrate.packing.tables import bring_tables, find_tables
 from feedrate.progress import Rejection, Tick
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader

@@ -25,17 +25,18 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, SourceError, StorageError, UsageError
-from feedrate.files.atomic import atomic_write, explained, free_bytes, is_temporary, sync_folder
+from feedrate.files.atomic import explained, free_bytes, is_temporary, sync_folder
 from feedrate.format.entries import ROW_BYTES, dump_entries, estimate_share, find_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part, read_metadata
+from feedrate.format.index import Part, parse_part, read_metadata
 from feedrate.format.manifest import FILE_NAME, PROGRESS_NAME, IndexPart, Manifest, Shard, file_path
 from feedrate.format.pack import Pack
 from feedrate.kernel import I32, I64, U8, Pool
+from feedrate.packing.build.shard import describe_part, write_part
 from feedrate.packing.change.update import changing, write_manifest
 from feedrate.packing.indexing.local import INDEX_SUFFIX
 from feedrate.packing.results import EntriesResult
-from feedrate.packing.workers import advance, count_threads, run_tasks
+from feedrate.packing.workers import advance, count_threads, report_tasks, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, is_url
 from feedrate.units import format_bytes, shell_quote
@@ -105,14 +106,13 @@ def set_entries(
         after = _change(opened, bytes_per_entry, workers, watch)
         old = _find_old(opened.path, after)
         removed = _remove_unused(opened.path, old) if remove_old else []
-    changed = [a for a, b in zip(after.shards, before.shards, strict=True) if a.index != b.index]
     return EntriesResult(
         pack=str(pack),
         entries=bytes_per_entry,
         entries_before=tuple(sorted({shard.index.entries for shard in before.shards})),
         samples=after.samples,
         parts=len(after.shards),
-        changed_parts=len(changed),
+        changed_parts=sum(a.index != b.index for a, b in zip(after.shards, before.shards, strict=True)),
         index_bytes=after.index_bytes,
         index_bytes_before=before.index_bytes,
         shard_bytes=_count_bytes(after),
@@ -151,22 +151,18 @@ def check_address(pack: str) -> None:
 
 
 def _refuse_unfit(pack: Pack, bytes_per_entry: int) -> None:
-    elsewhere = next((shard for shard in pack.manifest.shards if shard.is_elsewhere), None)
-    if elsewhere is not None:
-        address = f"{elsewhere.folder}/{elsewhere.name}"
+    remote = next((shard for shard in pack.manifest.shards if shard.is_elsewhere), None)
+    if remote is not None:
         raise SourceError(
-            f"{pack.path} is an index of files that are not on this machine: {address}",
+            f"{pack.path} is an index of files that are not on this machine: {remote.folder}/{remote.name}",
             hint=f"index them again, into another folder: feedrate index ADDRESS --to FOLDER "
             f"--entries {bytes_per_entry}",
         )
     if not _list_fields(pack.manifest):
+        is_raw = pack.manifest.settings.get("raw")
+        why = "it stores rows of pixels" if is_raw else "it has no field of JPEGs"
         raise SourceError(
-            f"{pack.path} has no images that could have entry points: "
-            + (
-                "it stores rows of pixels"
-                if pack.manifest.settings.get("raw")
-                else "it has no field of JPEGs"
-            ),
+            f"{pack.path} has no images that could have entry points: {why}",
             hint=f"what it holds: feedrate ls {shell_quote(pack.path)}",
         )
 
@@ -258,21 +254,15 @@ def _keep_only(folder: Path, names: set[str]) -> None:
 
 def _make_parts(tasks: Sequence[PartTask], workers: int | None, watch: Callable[[Tick], None]) -> None:
     missing = [task for task in tasks if not task.path.exists()]
-    total, left = (sum(task.samples for task in some) for some in (tasks, missing))
-    total_bytes, left_bytes = (sum(task.source_bytes for task in some) for some in (tasks, missing))
-
-    def report(samples: int, size_bytes: int) -> None:
-        done, done_bytes = total - left + samples, total_bytes - left_bytes + size_bytes
-        watch(Tick("indexing", done, total, done_bytes, total_bytes))
-
-    report(0, 0)
-    for _ in run_tasks(
-        write_part, missing, workers=workers, size_bytes=left_bytes, watch=report, have_threads=lambda: True
-    ):
-        pass
+    report = report_tasks("indexing", tasks, missing, watch)
+    size_bytes = sum(task.source_bytes for task in missing)
+    done = run_tasks(
+        make_part, missing, workers=workers, size_bytes=size_bytes, watch=report, have_threads=lambda: True
+    )
+    list(done)
 
 
-def write_part(task: PartTask) -> None:
+def make_part(task: PartTask) -> None:
     """Write a part of the index with other entry points; all else in it stays as it is.
 
     Raises:
@@ -295,13 +285,9 @@ def write_part(task: PartTask) -> None:
             for field in fields:
                 found = _find_entry_points(pack, task, field, variable[f"{field.name}.entries"], pool)
                 variable[f"{field.name}.entries"] = found
-    rows = part.rows.copy()
-    fill_derived(rows, variable)
     metadata = {name: value for name, value in part.metadata.items() if name != "entries"}
     metadata |= dump_entries(task.bytes_per_entry)
-    written = dump_part(manifest.fields, Part(rows, variable, metadata))
-    with atomic_write(task.path, expected_bytes=len(written)) as out:
-        out.write(written)
+    write_part(task.path, manifest.fields, Part(part.rows.copy(), variable, metadata))
 
 
 def _find_entry_points(
@@ -360,7 +346,7 @@ def _place_part(folder: Path, task: PartTask) -> IndexPart:
     data = task.path.read_bytes()
     name = f"index-{task.place:05d}.{hashlib.sha256(data).hexdigest()[:16]}.arrow"
     os.rename(task.path, folder / name)
-    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=task.bytes_per_entry)
+    return describe_part(name, data, task.bytes_per_entry)
 
 
 def _replace_part(shard: Shard, index: IndexPart) -> Shard:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
-from feedrate.files.atomic import atomic_write, folder_lock, remove_temporaries
+from feedrate.files.atomic import remove_temporaries, write_file
+from feedrate.files.lock import folder_lock
 from feedrate.format.fields import Field
 from feedrate.format.index import Values, dump_columns, make_part
 from feedrate.format.manifest import FILE_NAME, ColumnPart, Manifest, dump_manifest, read_manifest
@@ -59,8 +60,7 @@ def write_column(folder: Path, field: Field, values: Values, *, first: int, samp
     # Not the CRC-32C, which rows that end in their own can make the same for different values.
     name = f"column-{field.name}-{hashlib.sha256(data).hexdigest()[:16]}.arrow"
     if not (folder / name).exists() or (folder / name).read_bytes() != data:
-        with atomic_write(folder / name, expected_bytes=len(data)) as file:
-            file.write(data)
+        write_file(folder / name, data)
     return make_part(name, (field,), data, first=first, samples=samples)
 
 
@@ -83,9 +83,7 @@ def store_column(pack: Pack, field: Field, values: Values, made: Mapping[str, An
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    data = dump_manifest(manifest)
-    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
-        file.write(data)
+    write_file(folder / FILE_NAME, dump_manifest(manifest))
 
 
 def check_taken(pack: Pack, name: str, *, replace: bool) -> None:

@@ -22,7 +22,7 @@ from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import Status
-from feedrate.machine.cgroup import PROC, ROOT
+from feedrate.machine.cpu import PROC, ROOT
 from feedrate.machine.memory import MemoryGauge, measure_residency, open_quietly
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import FieldSummary, PackDescription, SampleLine, WarmResult

@@ -25,7 +25,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError
-from feedrate.files.atomic import atomic_write, explain_write_error
+from feedrate.files.atomic import explain_write_error, write_file
 from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Kind
 from feedrate.format.index import read_metadata
@@ -198,9 +198,8 @@ def write_quality(folder: Path) -> Quality:
     """
     with contextlib.closing(Pack(folder)) as pack:
         quality = examine(pack)
-    data = _dump(quality)
-    with atomic_write(folder / FILE_NAME, expected_bytes=len(data)) as file:
-        file.write(data)
+    document = {"format": _FORMAT, "version": _VERSION, **asdict(quality)}
+    write_file(folder / FILE_NAME, (json.dumps(document, indent=1) + "\n").encode())
     return quality
 
 
@@ -263,11 +262,6 @@ def _sum_up(pack: Pack, whole: QualityTally) -> Quality:
         median_cost_us=median_us,
         oddities=tuple(odd[code] for code in CODES if code in odd),
     )
-
-
-def _dump(quality: Quality) -> bytes:
-    document = {"format": _FORMAT, "version": _VERSION, **asdict(quality)}
-    return (json.dumps(document, indent=1) + "\n").encode()
 
 
 def read_quality(pack: str | os.PathLike[str]) -> Quality:

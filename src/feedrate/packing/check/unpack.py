@@ -34,7 +34,7 @@ from feedrate.format.manifest import Shard, file_path, plain_name, read_manifest
 from feedrate.format.raw import dump_raw, npy_header, parse_stored
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import UnpackResult
-from feedrate.packing.values import find_tables
+from feedrate.packing.tables import find_tables
 from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.units import printable, shell_quote

@@ -36,11 +36,13 @@ from feedrate.packing.check.quality_report import FILE_NAME as QUALITY_NAME
 from feedrate.packing.check.quality_report import REJECTED_NAME
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import Problem, VerifyResult
-from feedrate.packing.values import find_tables, inspect_image
+from feedrate.packing.tables import find_tables
+from feedrate.packing.values import inspect_image
 from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source
-from feedrate.remote.fetch import fetch, find_patiently
+from feedrate.remote.copier import fetch
+from feedrate.remote.fetch import find_patiently
 from feedrate.remote.index_files import origin
 from feedrate.remote.sources import check_addresses
 from feedrate.source.values import UnusableValue

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index some neighbouring samples: read them where they lie, check them, and write where they begin.
+"""`feedrate index`: files that are there -> an index of them, a pack without shards of its own.
 
-`feedrate index`: files that are there -> an index of them, a pack without shards of its own.
-
-As in packing.py, packing.json marks what is unfinished, the listing is on disk, and the tasks are small,
-independent and harmless to run twice. Samples keep the order of the source: what lies together is indexed
-together.
+As in build/pack.py, packing.json marks what is unfinished, the listing is on disk, and the tasks are small,
+independent and harmless to run twice. Samples keep the order of the source: neighbours are indexed together.
 """
 
 from __future__ import annotations
@@ -14,37 +11,27 @@ import dataclasses
 import os
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
-from feedrate.files.atomic import atomic_write, remove_temporaries
+from feedrate.files.atomic import atomic_write, remove_temporaries, write_file
 from feedrate.format.containers import FILES, RANGES, Content
 from feedrate.format.entries import AUTO, dump_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
 from feedrate.format.raw import dump_bare_table
-from feedrate.packing.build import listing
-from feedrate.packing.build.listing import Listing, ListingWriter, Sample, value_bytes
+from feedrate.packing.build import listing, shard, unfinished
 from feedrate.packing.build.loading import Loaded, SampleLoader
 from feedrate.packing.build.plan import digest_plan
-from feedrate.packing.build.shard import SampleWriter, ShardDone, dump_rejections, read_done, share_shapes
-from feedrate.packing.build.unfinished import (
-    PROGRESS_NAME,
-    SURVEYS_NAME,
-    begin,
-    check_foreign,
-    finish,
-    own_folder,
-    write_file,
-)
+from feedrate.packing.check.quality_report import REJECTED_NAME
 from feedrate.packing.recode import Recode
 from feedrate.packing.results import IndexResult
-from feedrate.packing.workers import advance, run_tasks
+from feedrate.packing.workers import advance, report_tasks, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.source.bytes import Bytes
@@ -55,10 +42,188 @@ from feedrate.source.record import FileRange, Record
 from feedrate.source.values import UnusableValue
 from feedrate.units import shell_quote
 
+INDEX_SUFFIX = ".index"
+_TELL_EVERY = 1000
+# What one task takes: its part of the index fits into memory, and an interruption costs little.
+_MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
+Watch = Callable[[Tick], None]
+
+
+def index(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    options: SourceOptions | None = None,
+    entries: str | int = "auto",
+    workers: int | None = None,
+    watch: Watch = lambda _: None,
+) -> IndexResult:
+    """Make files that are there random-access and fast, without rewriting a byte of them.
+
+    Args:
+        source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images; the
+            address of WebDataset shards or TFRecord files (s3://bucket/train-*.tar), which needs a `target`.
+        target: where the index goes; None: into the folder itself, or for a file to NAME.index beside it.
+        entries: how far apart the entry points of JPEGs are: `auto`, `gpu`, or a number of bytes. Those of an
+            index or a pack that is there: `set_entries`.
+
+    Raises:
+        NotFound: the source is not there.
+        SourceError: samples do not lie there as they are: compressed, chunked, or nothing that is known.
+        AlreadyExists: there is an index already, or something else.
+        StorageError: the disk is full or failed; run the same again to go on.
+    """
+    begin_s = time.monotonic()
+    options, bytes_per_entry = options or SourceOptions(), parse_entries(entries)
+    source = os.fspath(source)
+    for scheme in ("file://", "local://"):
+        source = source.removeprefix(scheme)
+    folder = Path(target) if target is not None else _default_target(source)
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers must be at least 1, got {workers}")
+    if is_url(source):
+        from feedrate.packing.indexing.remote import index_remote
+
+        result = index_remote(source, folder, options, workers, watch, bytes_per_entry=bytes_per_entry)
+    else:
+        result = _index_local(source, folder, options, workers, watch, bytes_per_entry)
+    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
+
+
+def _default_target(source: str) -> Path:
+    if is_url(source):
+        raise UsageError(
+            f"where should the index go? {source} is not on this machine", hint="name a folder: --to FOLDER"
+        )
+    if os.path.isdir(source):
+        return Path(source)
+    if is_pattern(source):
+        raise UsageError(f"where should the index of {source} go?", hint="name a folder: --to FOLDER")
+    return Path(source.rstrip("/") + INDEX_SUFFIX)
+
+
+def _index_local(
+    source: str, folder: Path, options: SourceOptions, workers: int | None, watch: Watch, bytes_per_entry: int
+) -> IndexResult:
+    is_beside = os.path.realpath(folder) == os.path.realpath(source)
+    if not is_beside:
+        unfinished.check_foreign(folder)
+    check_indexed(folder)
+    # Before there is a folder of ours: what is not there must not be found in it.
+    records = InPlace(open_reader(source, options, scratch=os.fspath(folder)))
+    with unfinished.own_folder(folder):
+        check_indexed(folder)  # by another process, meanwhile
+        remove_temporaries(folder)
+        settings = make_settings(bytes_per_entry)
+        listed = list_in_place(records, folder, settings, watch)
+        plan = digest_plan(listed.digest, listed.fields, settings)
+        tasks = list(_make_tasks(records.reader.root, listed, folder, plan, bytes_per_entry))
+        missing = [task for task in tasks if _find_indexed(task) is None]
+        report = report_tasks("indexing", tasks, missing, watch)
+        size_bytes = sum(task.source_bytes for task in missing)
+        list(run_tasks(index_section, missing, workers=workers, size_bytes=size_bytes, watch=report))
+        done = [part for task in tasks if (part := _find_indexed(task)) is not None]
+        if len(done) < len(tasks):
+            raise StorageError(
+                f"{folder}, or a file that was indexed, changed meanwhile", hint="run the same command again"
+            )
+        result = conclude(folder, listed.fields, done, listed.rejected, {**settings, "plan": plan})
+        unfinished.finish(folder)
+    return dataclasses.replace(
+        result,
+        resumed_parts=len(tasks) - len(missing),
+        left_out=records.left_out,
+        # Beside the files, our own are among what the reader passed over.
+        ignored={} if is_beside else records.reader.ignored,
+    )
+
+
+def check_indexed(folder: Path) -> None:
+    """Refuse a folder that is a finished pack or index."""
+    if (folder / FILE_NAME).exists() and not (folder / unfinished.PROGRESS_NAME).exists():
+        raise AlreadyExists(
+            f"{folder} is a pack or an index already",
+            hint=f"use it; or to index anew, delete {shell_quote(folder / FILE_NAME)} first",
+        )
+
+
+def make_settings(bytes_per_entry: int) -> dict[str, object]:
+    """Return the settings of an index, but for what is known at its end."""
+    return {"indexed": True, **dump_entries(bytes_per_entry)}
+
+
+class Section(NamedTuple):
+    """Neighbours in the listing that one task indexes; `home` as `home_of` says."""
+
+    first: int
+    last: int
+    home: bytes | None
+    source_bytes: int
+
+
+class Listed(NamedTuple):
+    """A source whose listing is on disk. `records`: how many numbers its samples take, rejected ones too."""
+
+    records: int
+    fields: tuple[Field, ...]
+    sections: list[Section]
+    rejected: tuple[Rejection, ...]
+    digest: str
+
+
+def list_in_place(
+    records: InPlace, folder: Path, settings: Mapping[str, object] | None, watch: Watch = lambda _: None
+) -> Listed:
+    """Write the listing of a source.
+
+    Args:
+        settings: of the index that begins with it; None: it is a part of one, and may be empty.
+
+    Raises:
+        SourceError: there is nothing to index.
+    """
+    rejected: list[Rejection] = []
+    sections: list[Section] = []
+    number = -1
+    with atomic_write(folder / listing.NAME, is_durable=False) as out:
+        writer = listing.ListingWriter(out)
+        for number, record in enumerate(records):
+            if isinstance(record, Rejection):
+                rejected.append(record)
+                continue
+            writer.add(number, record)
+            _add_to(sections, record)
+            if writer.count % _TELL_EVERY == 0:
+                watch(Tick("listing", writer.count, 0))
+        if settings is not None and not writer.count:
+            raise nothing_to_index(records.reader.root, rejected)
+        fields = records.fields()
+        writer.finish(fields)
+        # The listing gets its name after this: it is no sign of an index that was begun.
+        if settings is not None:
+            unfinished.begin(folder, settings, writer.fingerprint())
+    return Listed(number + 1, fields, sections, tuple(rejected), writer.digest())
+
+
+def _add_to(sections: list[Section], record: Record) -> None:
+    """Cut the stream of records where the file changes, and where a section is long enough."""
+    home, size_bytes = home_of(record), sum(map(listing.value_bytes, record.values.values()))
+    at = sections[-1] if sections else Section(0, 0, home, 0)
+    is_full = at.last - at.first >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES
+    if not sections or home != at.home or is_full:
+        at = Section(at.last, at.last, home, 0)
+        sections.append(at)
+    sections[-1] = Section(at.first, at.last + 1, home, at.source_bytes + size_bytes)
+
+
+def nothing_to_index(root: str, rejected: Sequence[Rejection]) -> SourceError:
+    first = f": '{rejected[0].path}': {rejected[0].reason}" if rejected else ""
+    return SourceError(f"there is nothing to index in {root}{first}")
+
 
 @dataclass(frozen=True, slots=True)
 class IndexTask:
-    """Everything needed to index a stretch of the listing: small, picklable, harmless to run twice.
+    """Everything needed to index a section of the listing: small, picklable, harmless to run twice.
 
     Attributes:
         path: the file that holds the samples, or the folder whose files they are.
@@ -79,46 +244,37 @@ class IndexTask:
     source_bytes: int
     bytes_per_entry: int = AUTO
 
-
-# What one task takes: its part of the index fits into memory, and an interruption costs little.
-_MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Neighbours in the listing that one task indexes; `home` as `home_of` says."""
-
-    first: int
-    last: int
-    home: bytes | None
-    source_bytes: int
+    @property
+    def samples(self) -> int:
+        return self.last - self.first
 
 
-class Stretches:
-    """Cuts the stream of records where the file changes, and where a stretch is long enough."""
-
-    def __init__(self) -> None:
-        self.done: list[Stretch] = []
-        self._at = Stretch(0, 0, None, 0)
-
-    def add(self, record: Record) -> None:
-        home, at = home_of(record), self._at
-        size_bytes = sum(map(value_bytes, record.values.values()))
-        count = at.last - at.first
-        if count and (home != at.home or count >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES):
-            self.done.append(at)
-            at = Stretch(at.last, at.last, home, 0)
-        self._at = Stretch(at.first, at.last + 1, home, at.source_bytes + size_bytes)
-
-    def finish(self) -> list[Stretch]:
-        return [*self.done, self._at] if self._at.last else []
+def _make_tasks(
+    root: str, listed: Listed, folder: Path, plan: str, bytes_per_entry: int
+) -> Iterator[IndexTask]:
+    root, target = os.path.realpath(root), os.path.realpath(folder)
+    sizes: dict[bytes, tuple[int, int]] = {}
+    for number, section in enumerate(listed.sections):
+        path, size_bytes, mtime_ns = root, 0, 0
+        if section.home is not None:
+            path = os.fsdecode(os.path.join(os.fsencode(root), section.home))
+            if section.home not in sizes:
+                facts = os.stat(path)
+                sizes[section.home] = facts.st_size, facts.st_mtime_ns
+            size_bytes, mtime_ns = sizes[section.home]
+        yield IndexTask(
+            root=root, target=target, listing=os.path.realpath(folder / listing.NAME), number=number,
+            first=section.first, last=section.last, plan=plan, path=path,
+            container=FILES if section.home is None else RANGES, size_bytes=size_bytes, mtime_ns=mtime_ns,
+            source_bytes=section.source_bytes, bytes_per_entry=bytes_per_entry,
+        )  # fmt: skip
 
 
 def index_name(number: int) -> str:
     return f"index-{number:05d}.arrow"
 
 
-def index_stretch(task: IndexTask) -> None:
+def index_section(task: IndexTask) -> None:
     """Write a part of the index; it appears under its name only when whole.
 
     Raises:
@@ -137,6 +293,20 @@ def index_stretch(task: IndexTask) -> None:
     writer.write_index(Path(task.target) / index_name(task.number), metadata)
 
 
+def _find_indexed(task: IndexTask) -> shard.ShardDone | None:
+    """Return what `index_section` made of a task; None: it has to be done, or done again."""
+    part = index_name(task.number)
+    done = shard.read_done(Path(task.target), part, task.path, task.plan, task.container)
+    if done is None:
+        return None
+    folder, name = os.path.split(task.path)
+    folder = os.path.relpath(folder, task.target)
+    found = dataclasses.replace(
+        done.shard, name=name, folder="" if folder == "." else folder, mtime_ns=task.mtime_ns
+    )
+    return done._replace(shard=found)
+
+
 def look_at_samples(
     root: str,
     scratch: str,
@@ -145,7 +315,7 @@ def look_at_samples(
     told: Callable[[int, int], None] = advance,
     *,
     bytes_per_entry: int = AUTO,
-) -> SampleWriter:
+) -> shard.SampleWriter:
     """Read some samples of a listing where they lie, and return what can be written about them.
 
     Args:
@@ -153,35 +323,17 @@ def look_at_samples(
         told: of each sample, that it is done, and how many bytes it has.
         bytes_per_entry: how far apart the entry points of images are.
     """
-    listing, source = Listing(listed), Bytes(root, scratch)
-    places = _Places()
-    fields = listing.fields
+    opened, source, places = listing.Listing(listed), Bytes(root, scratch), _Places()
+    fields = opened.fields
     loader = _BareLoader(source, fields, fields, Recode(), bytes_per_entry=bytes_per_entry)
-    writer = SampleWriter(loader, places)
-    for sample in listing.samples(np.arange(span.start, span.stop, dtype=np.int64)):
+    writer = shard.SampleWriter(loader, places)
+    for sample in opened.samples(np.arange(span.start, span.stop, dtype=np.int64)):
         places.expect(sample)
         writer.add(sample)
         told(1, sample.source_bytes)
-    listing.close()
+    opened.close()
     source.close()
     return writer
-
-
-def find_indexed(task: IndexTask) -> ShardDone | None:
-    """Return what `index_stretch` made of a task; None: it has to be done, or done again."""
-    done = read_done(Path(task.target), index_name(task.number), task.path, task.plan, task.container)
-    if done is None:
-        return None
-    folder, name = os.path.split(task.path)
-    shard = dataclasses.replace(
-        done.shard, name=name, folder=_relative(folder, task.target), mtime_ns=task.mtime_ns
-    )
-    return done._replace(shard=shard)
-
-
-def _relative(folder: str, target: str) -> str:
-    path = os.path.relpath(folder, target)
-    return "" if path == "." else path
 
 
 class _Places:
@@ -190,7 +342,7 @@ class _Places:
     def __init__(self) -> None:
         self._offsets: list[int] = []
 
-    def expect(self, sample: Sample) -> None:
+    def expect(self, sample: listing.Sample) -> None:
         self._offsets = [value.offset if isinstance(value, FileRange) else 0 for value in sample.values]
 
     def add(self, key: str, contents: Sequence[Content]) -> list[int]:
@@ -222,174 +374,22 @@ class _BareLoader(SampleLoader):
         return part
 
 
-REJECTED_NAME = "rejected.jsonl"
-INDEX_SUFFIX = ".index"
-_TELL_EVERY = 1000
-Watch = Callable[[Tick], None]
-
-
-def index(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None = None,
-    *,
-    options: SourceOptions | None = None,
-    entries: str | int = "auto",
-    workers: int | None = None,
-    watch: Watch = lambda _: None,
-) -> IndexResult:
-    """Make files that are there random-access and fast, without rewriting a byte of them.
-
-    Args:
-        source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images; the
-            address of WebDataset shards or TFRecord files (s3://bucket/train-*.tar), which needs a `target`.
-        target: where the index goes; None: into the folder itself, or for a file to NAME.index beside it.
-        entries: how far apart the entry points of JPEGs are: `auto`, `gpu`, or a number of bytes. Those of an
-            index or a pack that is there: `set_entries`.
-
-    Raises:
-        NotFound: the source is not there.
-        SourceError: samples do not lie there as they are: compressed, chunked, or nothing that is known.
-        AlreadyExists: there is an index already, or something else.
-        StorageError: the disk is full or failed; run the same again to go on.
-    """
-    begin_s = time.monotonic()
-    bytes_per_entry = parse_entries(entries)
-    source = os.fspath(source)
-    for scheme in ("file://", "local://"):
-        source = source.removeprefix(scheme)
-    folder = Path(target) if target is not None else _default_target(source)
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers must be at least 1, got {workers}")
-    if is_url(source):
-        from feedrate.packing.indexing.remote import index_remote
-
-        result = index_remote(
-            source, folder, options or SourceOptions(), workers, watch, bytes_per_entry=bytes_per_entry
-        )
-        return dataclasses.replace(result, seconds=time.monotonic() - begin_s)
-    is_beside = os.path.realpath(folder) == os.path.realpath(source)
-    if not is_beside:
-        check_foreign(folder)
-    check_indexed(folder)
-    # Before there is a folder of ours: what is not there must not be found in it.
-    records = InPlace(open_reader(source, options or SourceOptions(), scratch=os.fspath(folder)))
-    with own_folder(folder):
-        check_indexed(folder)  # by another process, meanwhile
-        remove_temporaries(folder)
-        listed = _list(records, folder, make_settings(bytes_per_entry), watch)
-        result = _index(records, listed, folder, workers, watch, bytes_per_entry)
-        finish(folder)
-    if is_beside:  # our own files are among what the reader passed over
-        result = dataclasses.replace(result, ignored={})
-    return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
-
-
-def check_indexed(folder: Path) -> None:
-    if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
-        raise AlreadyExists(
-            f"{folder} is a pack or an index already",
-            hint=f"use it; or to index anew, delete {shell_quote(folder / FILE_NAME)} first",
-        )
-
-
-def _default_target(source: str) -> Path:
-    if is_url(source):
-        raise UsageError(
-            f"where should the index go? {source} is not on this machine", hint="name a folder: --to FOLDER"
-        )
-    if os.path.isdir(source):
-        return Path(source)
-    if is_pattern(source):
-        raise UsageError(f"where should the index of {source} go?", hint="name a folder: --to FOLDER")
-    return Path(source.rstrip("/") + INDEX_SUFFIX)
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    path: Path
-    fields: tuple[Field, ...]
-    stretches: list[Stretch]
-    plan: str
-    rejected: tuple[Rejection, ...]
-
-
-def make_settings(bytes_per_entry: int) -> dict[str, object]:
-    """Return the settings of an index, but for what is known at its end."""
-    return {"indexed": True, **dump_entries(bytes_per_entry)}
-
-
-def _list(records: InPlace, folder: Path, settings: Mapping[str, object], watch: Watch) -> _Listed:
-    path = folder / listing.NAME
-    rejected: list[Rejection] = []
-    stretches = Stretches()
-    with atomic_write(path, is_durable=False) as out:
-        writer = ListingWriter(out)
-        for number, record in enumerate(records):
-            if isinstance(record, Rejection):
-                rejected.append(record)
-                continue
-            writer.add(number, record)
-            stretches.add(record)
-            if writer.count % _TELL_EVERY == 0:
-                watch(Tick("listing", writer.count, 0))
-        if not writer.count:
-            first = f": '{rejected[0].path}': {rejected[0].reason}" if rejected else ""
-            raise SourceError(f"there is nothing to index in {records.reader.root}{first}")
-        fields = records.fields()
-        writer.finish(fields)
-        # The listing gets its name after this: it is no sign of an index that was begun.
-        begin(folder, settings, writer.fingerprint())
-    plan = digest_plan(writer.digest(), fields, settings)
-    return _Listed(path, fields, stretches.finish(), plan, tuple(rejected))
-
-
-def _index(
-    records: InPlace,
-    listed: _Listed,
-    folder: Path,
-    workers: int | None,
-    watch: Watch,
-    bytes_per_entry: int,
-) -> IndexResult:
-    tasks = list(_make_tasks(records.reader.root, listed, folder, bytes_per_entry))
-    missing = [task for task in tasks if find_indexed(task) is None]
-    total, left = (sum(task.last - task.first for task in some) for some in (tasks, missing))
-    total_bytes, left_bytes = (sum(task.source_bytes for task in some) for some in (tasks, missing))
-
-    def report(samples: int, size_bytes: int) -> None:
-        done, done_bytes = total - left + samples, total_bytes - left_bytes + size_bytes
-        watch(Tick("indexing", done, total, done_bytes, total_bytes))
-
-    report(0, 0)
-    for _ in run_tasks(index_stretch, missing, workers=workers, size_bytes=left_bytes, watch=report):
-        pass
-    done = [shard for task in tasks if (shard := find_indexed(task)) is not None]
-    if len(done) < len(tasks):
-        raise StorageError(
-            f"{folder}, or a file that was indexed, changed meanwhile", hint="run the same command again"
-        )
-    rejected = listed.rejected + tuple(r for one in done for r in one.rejected)
-    settings = {**make_settings(bytes_per_entry), "plan": listed.plan}
-    manifest = write_manifest(folder, listed.fields, done, rejected, settings)
-    result = summarise(records.reader.root, folder, manifest, done, rejected)
-    resumed = len(tasks) - len(missing)
-    return dataclasses.replace(
-        result, resumed_parts=resumed, left_out=records.left_out, ignored=records.reader.ignored
-    )
-
-
-def write_manifest(
+def conclude(
     folder: Path,
     fields: tuple[Field, ...],
-    done: list[ShardDone],
+    done: list[shard.ShardDone],
     rejected: tuple[Rejection, ...],
     settings: Mapping[str, object],
-) -> Manifest:
-    """Write pack.json of all parts.
+) -> IndexResult:
+    """Write pack.json of all parts; return the result, but for how it came about.
+
+    Args:
+        rejected: before there were parts; those of the parts are added.
 
     Raises:
         SourceError: not one sample is left; then the parts go too.
     """
+    rejected += tuple(r for one in done for r in one.rejected)
     if not any(one.shard.samples for one in done):
         remove_all(folder, len(done))
         raise SourceError(
@@ -398,65 +398,29 @@ def write_manifest(
         )
     # In the order that they always had.
     told = {"indexed": True, "rejected": len(rejected), **settings}
-    manifest = Manifest(share_shapes(fields, done), tuple(one.shard for one in done), told)
+    manifest = Manifest(shard.share_shapes(fields, done), tuple(one.shard for one in done), told)
     if rejected:
-        write_file(folder / REJECTED_NAME, dump_rejections(rejected))
+        write_file(folder / REJECTED_NAME, shard.dump_rejections(rejected))
     write_file(folder / FILE_NAME, dump_manifest(manifest))
-    return manifest
-
-
-def _make_tasks(root: str, listed: _Listed, folder: Path, bytes_per_entry: int) -> Iterator[IndexTask]:
-    root, target = os.path.realpath(root), os.path.realpath(folder)
-    sizes: dict[bytes, tuple[int, int]] = {}
-    for number, stretch in enumerate(listed.stretches):
-        path, size_bytes, mtime_ns = root, 0, 0
-        if stretch.home is not None:
-            path = os.fsdecode(os.path.join(os.fsencode(root), stretch.home))
-            if stretch.home not in sizes:
-                facts = os.stat(path)
-                sizes[stretch.home] = facts.st_size, facts.st_mtime_ns
-            size_bytes, mtime_ns = sizes[stretch.home]
-        yield IndexTask(
-            root=root, target=target, listing=os.path.realpath(listed.path), number=number,
-            first=stretch.first, last=stretch.last, plan=listed.plan, path=path,
-            container=FILES if stretch.home is None else RANGES, size_bytes=size_bytes, mtime_ns=mtime_ns,
-            source_bytes=stretch.source_bytes, bytes_per_entry=bytes_per_entry,
-        )  # fmt: skip
-
-
-def remove_all(folder: Path, parts: int) -> None:
-    names = [index_name(number) for number in range(parts)]
-    for name in [*names, listing.NAME, PROGRESS_NAME]:
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / SURVEYS_NAME, ignore_errors=True)
-
-
-def summarise(
-    source: str, folder: Path, manifest: Manifest, done: list[ShardDone], rejected: tuple[Rejection, ...]
-) -> IndexResult:
-    """Return the result, but for how it came about."""
-    by_pillow: Counter[str] = Counter()
-    for one in done:
-        by_pillow.update(one.by_pillow)
-    label = manifest.field("label")
-    containers = {shard.container for shard in manifest.shards}
-    files = {(shard.folder, shard.name) for shard in manifest.shards}
+    files = {(part.folder, part.name) for part in manifest.shards}
+    is_ranges = {part.container for part in manifest.shards} == {RANGES}
     return IndexResult(
-        source=source,
+        **shard.sum_up_shards(manifest, done),
+        source="",
         target=str(folder),
-        samples=manifest.samples,
-        classes=None if label is None or label.classes is None else len(label.classes),
-        fields={field.name: field.kind.value for field in manifest.fields},
-        files=len(files) if containers == {RANGES} else None,
+        files=len(files) if is_ranges else None,
         parts=len(done),
         resumed_parts=0,
         index_bytes=manifest.index_bytes,
-        source_bytes=sum(one.source_bytes for one in done),
         seconds=0.0,
         rejected=rejected,
-        damaged=tuple(d for one in done for d in one.damaged),
-        by_kernel=sum(one.by_kernel for one in done),
-        by_pillow=dict(by_pillow.most_common()),
         left_out={},
         ignored={},
     )
+
+
+def remove_all(folder: Path, parts: int) -> None:
+    """Remove what was begun, up to so many parts of the index."""
+    for name in [*map(index_name, range(parts)), listing.NAME, unfinished.PROGRESS_NAME]:
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / unfinished.SURVEYS_NAME, ignore_errors=True)

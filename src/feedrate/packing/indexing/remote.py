@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index one shard that lies elsewhere: it is brought near, listed, looked at, and forgotten.
-
-What all shards together decide (numbers of samples, classes, fields) is not known yet. So what is found of a
-shard waits in the folder of the index as a survey; settling.py writes the parts of the index from it.
-
-From the surveys of shards that lie elsewhere to the parts of an index: what all shards say together.
-
-`feedrate index ADDRESS`: shards that lie elsewhere -> an index of them on this machine.
+"""`feedrate index ADDRESS`: remote shards -> an index of them on this machine.
 
     find       which shards there are, and by the first samples, which fields
-    survey     each shard is brought once, looked at and forgotten; as many at a time as there are workers
-    settle     what all of them say together: the parts of the index, as if the shards had lain here
+    survey     each shard is fetched once, looked at and forgotten; as many at a time as there are workers
+    settle     what all of them say together: the parts of the index, as if the shards had been here
 
-An interrupted run keeps its surveys, and goes on with the shards that have none.
+What all shards decide together (numbers of samples, classes, fields) is not known when one is looked at: what
+was found in it waits as a survey in the folder of the index. An interrupted run keeps its surveys, and goes
+on with the shards that have none.
 """
 
 from __future__ import annotations
@@ -33,33 +28,22 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import NotFound, PackError, SourceError, StorageError
-from feedrate.files.atomic import atomic_write, explained, remove_temporaries, temporary_name
+from feedrate.files.atomic import explained, remove_temporaries, temporary_name, write_file
 from feedrate.format.containers import RANGES
 from feedrate.format.entries import AUTO, dump_entries
 from feedrate.format.fields import Field, Kind, row_dtype
-from feedrate.format.index import Part, dump_part, fill_derived, parse_part
+from feedrate.format.index import Part, parse_part
 from feedrate.format.manifest import dump_field, load_field
-from feedrate.packing.build import listing
-from feedrate.packing.build.listing import ListingWriter
+from feedrate.packing.build import listing, unfinished
 from feedrate.packing.build.plan import digest_plan
-from feedrate.packing.build.shard import ShardDone, read_part_done
-from feedrate.packing.build.unfinished import SURVEYS_NAME, begin, check_foreign, finish, own_folder
-from feedrate.packing.indexing.local import (
-    Stretch,
-    Stretches,
-    check_indexed,
-    index_name,
-    look_at_samples,
-    make_settings,
-    remove_all,
-    summarise,
-    write_manifest,
-)
+from feedrate.packing.build.shard import ShardDone, read_part_done, write_part
+from feedrate.packing.indexing import local
 from feedrate.packing.results import IndexResult
-from feedrate.packing.workers import advance, run_tasks
+from feedrate.packing.workers import advance, report_tasks, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.remote.fetch import FetchedPlace, fetch, find_patiently
+from feedrate.remote.copier import fetch
+from feedrate.remote.fetch import FetchedPlace, find_patiently
 from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
 from feedrate.source.record import Spool
@@ -87,8 +71,16 @@ class SurveyTask:
         return file
 
     @property
+    def samples(self) -> int:
+        return 1  # what is counted here is shards
+
+    @property
+    def source_bytes(self) -> int:
+        return self.file.size_bytes
+
+    @property
     def path(self) -> Path:
-        return Path(self.target) / SURVEYS_NAME / f"shard-{self.number:05d}.json"
+        return Path(self.target) / unfinished.SURVEYS_NAME / f"shard-{self.number:05d}.json"
 
     def part_path(self, part: int) -> Path:
         return self.path.with_name(f"shard-{self.number:05d}-{part:05d}.arrow")
@@ -127,8 +119,8 @@ def survey(task: SurveyTask) -> None:
         _refuse_change(source, task.file)
         place = FetchedPlace(str(near), source)
         records = InPlace(task.shards.open(place, task.file, Spool(str(near))))
-        found = _list(records, near)
-        checksums = [_write_part(task, part, stretch, near) for part, stretch in enumerate(found.stretches)]
+        found = local.list_in_place(records, near, None)
+        checksums = [_survey_part(task, part, section, near) for part, section in enumerate(found.sections)]
     finally:
         shutil.rmtree(near, ignore_errors=True)
     document = {
@@ -136,8 +128,7 @@ def survey(task: SurveyTask) -> None:
         "rejected": [(r.path, r.field, r.reason) for r in found.rejected],
         "left_out": records.left_out, "ignored": dict(records.reader.ignored), "checksums": checksums,
     }  # fmt: skip
-    with atomic_write(task.path) as out:
-        out.write(json.dumps(document).encode())
+    write_file(task.path, json.dumps(document).encode())
     advance(1, 0)
 
 
@@ -171,40 +162,15 @@ def _load_field(name: str, document: dict[str, Any]) -> Field:
     return dataclasses.replace(field, classes=classes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    records: int
-    fields: tuple[Field, ...]
-    stretches: list[Stretch]
-    rejected: list[Rejection]
-
-
-def _list(records: InPlace, folder: Path) -> _Listed:
-    rejected: list[Rejection] = []
-    stretches, number = Stretches(), -1
-    with atomic_write(folder / listing.NAME, is_durable=False) as out:
-        writer = ListingWriter(out)
-        for number, record in enumerate(records):
-            if isinstance(record, Rejection):
-                rejected.append(record)
-                continue
-            writer.add(number, record)
-            stretches.add(record)
-        fields = records.fields()
-        writer.finish(fields)
-    return _Listed(number + 1, fields, stretches.finish(), rejected)
-
-
-def _write_part(task: SurveyTask, part: int, stretch: Stretch, near: Path) -> int:
+def _survey_part(task: SurveyTask, part: int, section: local.Section, near: Path) -> int:
     name = os.path.basename(os.fsdecode(task.file.path))
-    entries = task.bytes_per_entry
+    entries, path = task.bytes_per_entry, task.part_path(part)
     metadata = {"plan": task.plan, "shard": name, "bytes": task.file.size_bytes, **dump_entries(entries)}
-    span = range(stretch.first, stretch.last)
-    path = task.part_path(part)
     # Bytes were counted when they came.
-    writer = look_at_samples(
-        str(near), str(near), near / listing.NAME, span, lambda *_: advance(0, 0), bytes_per_entry=entries
-    )
+    writer = local.look_at_samples(
+        str(near), str(near), near / listing.NAME, range(section.first, section.last),
+        lambda *_: advance(0, 0), bytes_per_entry=entries,
+    )  # fmt: skip
     writer.write_index(path, metadata)
     return kernel.crc32c(path.read_bytes())
 
@@ -219,14 +185,15 @@ def _refuse_change(source: Place, file: PlacedFile) -> None:
         raise StorageError(f"{address} changed while it was indexed", hint="run the same command again")
 
 
-def describe_shards(shards: Shards, bytes_per_entry: int) -> dict[str, Any]:
-    """Return what decides an index of shards elsewhere: it must be the same when it is gone on with."""
-    return {
+def _digest_shards(shards: Shards, bytes_per_entry: int) -> str:
+    """Return a digest of what decides an index of remote shards: it must be the same to go on with it."""
+    known = {
         "root": shards.root,
         "files": [(os.fsdecode(f.path), f.size_bytes, f.mtime_ns) for f in shards.files],
         "fields": [str(one) for one in shards.chosen.items()],
         **dump_entries(bytes_per_entry),
     }
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def unite_fields(surveys: Sequence[Survey]) -> tuple[Field, ...]:
@@ -291,15 +258,10 @@ def settle(task: SettleTask) -> None:
             numbers = {text: number for number, text in enumerate(field.classes)}
             here = np.array([numbers[text] for text in before[field.name].classes or ()], np.int64)
             rows[field.name] = here[part.rows[field.name]]
-    variable = {name: part.variable[name] for name in ["key", *_variable_columns(task.fields)]}
-    fill_derived(rows, variable)
-    written = dump_part(task.fields, Part(rows, variable, {**part.metadata, "plan": task.plan}))
-    with atomic_write(Path(task.survey.target) / index_name(task.number), expected_bytes=len(written)) as out:
-        out.write(written)
-
-
-def _variable_columns(fields: Sequence[Field]) -> Iterator[str]:
-    return (name for field in fields for name in field.variable_columns())
+    names = ["key", *(name for field in task.fields for name in field.variable_columns())]
+    variable = {name: part.variable[name] for name in names}
+    path = Path(task.survey.target) / local.index_name(task.number)
+    write_part(path, task.fields, Part(rows, variable, {**part.metadata, "plan": task.plan}))
 
 
 def read_settled(task: SettleTask) -> ShardDone:
@@ -310,13 +272,13 @@ def read_settled(task: SettleTask) -> ShardDone:
     """
     file = task.survey.file
     folder, _, name = task.survey.shards.address(file).rpartition("/")
-    done = read_part_done(Path(task.survey.target), index_name(task.number), name, task.plan, RANGES)
+    part = local.index_name(task.number)
+    done = read_part_done(Path(task.survey.target), part, name, task.plan, RANGES)
     if done is None:
         raise StorageError(
             f"{task.survey.target} changed while it was written", hint="run the same command again"
         )
-    shard = dataclasses.replace(done.shard, folder=folder, mtime_ns=file.mtime_ns)
-    return done._replace(shard=shard)
+    return done._replace(shard=dataclasses.replace(done.shard, folder=folder, mtime_ns=file.mtime_ns))
 
 
 def index_remote(
@@ -329,24 +291,20 @@ def index_remote(
     bytes_per_entry: int,
 ) -> IndexResult:
     """Index WebDataset shards or TFRecord files behind an address; see `index`."""
-    check_foreign(folder)
-    with own_folder(folder):
-        check_indexed(folder)
+    unfinished.check_foreign(folder)
+    with unfinished.own_folder(folder):
+        local.check_indexed(folder)
         shards = find_shards(source, options)
-        digest = _digest(shards, bytes_per_entry)
+        digest = _digest_shards(shards, bytes_per_entry)
         remove_temporaries(folder)
         size_bytes = sum(file.size_bytes for file in shards.files)
-        settings = make_settings(bytes_per_entry)
-        begin(folder, settings, {"files": len(shards.files), "bytes": size_bytes, "digest": digest})
+        fingerprint = {"files": len(shards.files), "bytes": size_bytes, "digest": digest}
+        unfinished.begin(folder, local.make_settings(bytes_per_entry), fingerprint)
         with explained(folder):
-            (folder / SURVEYS_NAME).mkdir(exist_ok=True)
+            (folder / unfinished.SURVEYS_NAME).mkdir(exist_ok=True)
         result = _index(shards, folder, digest, workers, watch, bytes_per_entry)
-        finish(folder)
-    return dataclasses.replace(result, source=source)
-
-
-def _digest(shards: Shards, bytes_per_entry: int) -> str:
-    return hashlib.sha256(json.dumps(describe_shards(shards, bytes_per_entry)).encode()).hexdigest()
+        unfinished.finish(folder)
+    return result
 
 
 def _index(
@@ -362,51 +320,34 @@ def _index(
         for number in range(len(shards.files))
     ]
     missing = [task for task in tasks if find_survey(task) is None]
-    _survey(tasks, missing, workers, watch)
+    report = report_tasks("indexing", tasks, missing, watch, "shard")
+    size_bytes = sum(task.source_bytes for task in missing)
+    list(run_tasks(survey, missing, workers=workers, size_bytes=size_bytes, watch=report))
     found = [one for task in tasks if (one := find_survey(task)) is not None]
     if len(found) < len(tasks):
         raise StorageError(f"{folder} changed while it was written", hint="run the same command again")
     rejected = tuple(r for one in found for r in one.rejected)
     if not any(one.checksums for one in found):
-        remove_all(folder, 0)
-        first = f": '{rejected[0].path}': {rejected[0].reason}" if rejected else ""
-        raise SourceError(f"there is nothing to index in {shards.root}{first}")
-    fields = unite_fields(found)
-    settings = make_settings(bytes_per_entry)
+        local.remove_all(folder, 0)
+        raise local.nothing_to_index(shards.root, rejected)
+    fields, settings = unite_fields(found), local.make_settings(bytes_per_entry)
     plan = digest_plan(digest, fields, settings)
     settling = list(_list_parts(tasks, found, fields, plan))
     for part in settling:
         settle(part)
     done = [read_settled(task) for task in settling]
-    rejected += tuple(r for one in done for r in one.rejected)
-    manifest = write_manifest(folder, fields, done, rejected, {**settings, "plan": plan})
+    result = local.conclude(folder, fields, done, rejected, {**settings, "plan": plan})
     ignored: Counter[str] = Counter()
     for one in found:
         ignored.update(one.ignored)
-    resumed = {task.number for task in tasks} - {task.number for task in missing}
     return dataclasses.replace(
-        summarise(shards.root, folder, manifest, done, rejected),
-        resumed_parts=sum(len(found[number].checksums) for number in resumed),
+        result,
+        resumed_parts=sum(
+            len(one.checksums) for task, one in zip(tasks, found, strict=True) if task not in missing
+        ),
         left_out={name: why for one in found for name, why in one.left_out.items()},
         ignored=dict(sorted(ignored.items())),
     )
-
-
-def _survey(
-    tasks: Sequence[SurveyTask],
-    missing: Sequence[SurveyTask],
-    workers: int | None,
-    watch: Callable[[Tick], None],
-) -> None:
-    total_bytes, left_bytes = (sum(task.file.size_bytes for task in some) for some in (tasks, missing))
-
-    def report(files: int, size_bytes: int) -> None:
-        done, done_bytes = len(tasks) - len(missing) + files, total_bytes - left_bytes + size_bytes
-        watch(Tick("indexing", done, len(tasks), done_bytes, total_bytes, "shard"))
-
-    report(0, 0)
-    for _ in run_tasks(survey, missing, workers=workers, size_bytes=left_bytes, watch=report):
-        pass
 
 
 def _list_parts(
