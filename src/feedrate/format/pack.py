@@ -18,11 +18,17 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError, StorageError
-from feedrate.format.containers import FILES, RANGES
+from feedrate.format.containers import FILES
 from feedrate.format.fields import row_dtype, text_check
+from feedrate.format.file_checks import (
+    check_in_place,
+    check_index,
+    check_referred,
+    check_rows,
+    check_values,
+)
 from feedrate.format.index import part_dtype
 from feedrate.format.manifest import (
-    FILE_NAME,
     ColumnPart,
     IndexPart,
     Manifest,
@@ -30,8 +36,7 @@ from feedrate.format.manifest import (
     file_path,
     read_manifest,
 )
-from feedrate.format.storage_check import check_index, check_rows, check_values
-from feedrate.kernel import I32, I64, Ranges, Status
+from feedrate.kernel import I32, I64, Ranges
 from feedrate.units import shell_quote
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -122,36 +127,10 @@ class Pack:
         return file_path(self.path, file)
 
     def _check_in_place(self) -> None:
-        """Files that are indexed where they were may change: their sizes are looked at once."""
-        here = [s for s in self.manifest.shards if s.is_in_place and not s.is_elsewhere]
-        for path, shard in {self.locate_file(s): s for s in here}.items():
-            try:
-                size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
-            except OSError as error:
-                raise PackError(
-                    f"{self.name} is an index of {path}, which cannot be read: {error.strerror}"
-                ) from error
-            if shard.container == RANGES:
-                check_change(shard, str(path), size_bytes)
+        check_in_place(self)
 
     def _check_referred(self) -> None:
-        """Packs whose files this one names may have been made anew: they are asked once."""
-        packs = {s.index.folder for s in self.manifest.shards if s.index.folder}
-        for folder in sorted(packs):
-            if not (self.path / folder / FILE_NAME).exists():
-                continue  # the files may be there all the same
-            shards = read_manifest(self.path / folder).shards
-            there = {s.index.name: s.index.crc32c for s in shards}
-            # The same samples may have got other entry points there, in a new part beside the old one.
-            known = {s.known_by for s in shards}
-            for shard in self.manifest.shards:
-                if shard.index.folder != folder or there.get(shard.index.name) == shard.index.crc32c:
-                    continue
-                if shard.known_by not in known or not self.locate_file(shard.index).exists():
-                    raise PackError(
-                        f"{self.name} refers to {folder}/{shard.name}, and that is another pack now",
-                        hint="merge the packs again: feedrate merge",
-                    )
+        check_referred(self)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -515,16 +494,6 @@ def _place_texts(index: IndexPart, column: str) -> tuple[int, int, int]:
     return places[0], places[1], index.columns.get(text_check(column), (-1,))[0]
 
 
-def check_change(shard: Shard, address: str, size_bytes: int) -> None:
-    """Raise PackError where a file is not as long as it was when it was indexed."""
-    if size_bytes != shard.size_bytes:
-        raise PackError(
-            f"{address} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
-            f"{size_bytes:,} now",
-            hint="index it again: feedrate index",
-        )
-
-
 class _OpenPart(NamedTuple):
     """A part with added columns. `data`: where the bytes of each of its texts begin."""
 
@@ -558,6 +527,3 @@ class _OpenPart(NamedTuple):
         for name in names[:-1]:
             rows[name][inside] = found[name]
         statuses[inside] = np.where(statuses[inside] == 0, bad, statuses[inside])
-
-
-__all__ = ["Pack", "Rows", "Status", "check_change"]
