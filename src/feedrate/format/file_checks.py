@@ -28,7 +28,7 @@ _UNREAD = (Status.UNREADABLE, Status.CUT_SHORT)
 
 def check_in_place(pack: Pack) -> None:
     """Files that are indexed where they were may change: their sizes are looked at once."""
-    here = [s for s in pack.manifest.shards if s.is_in_place and not s.is_elsewhere]
+    here = [s for s in pack.manifest.shards if s.is_in_place and not s.is_remote]
     for path, shard in {pack.locate_file(s): s for s in here}.items():
         try:
             size_bytes = 0 if shard.container == FILES else os.stat(path).st_size

@@ -111,7 +111,7 @@ class Shard:
         return self.container in containers.IN_PLACE
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the file lies behind an address, wherever the pack lies."""
         return "://" in self.folder
 
@@ -150,7 +150,7 @@ def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart
     Raises:
         PackError: it lies behind an address.
     """
-    if isinstance(file, Shard) and file.is_elsewhere:
+    if isinstance(file, Shard) and file.is_remote:
         raise PackError(
             f"{pack} is an index of files that are not on this machine: {file.folder}/{file.name}",
             hint=f"copy them to this node first, and use the copy: feedrate stage {shell_quote(pack)}",
@@ -190,7 +190,7 @@ class Manifest:
 
     @property
     def version(self) -> int:
-        if any(shard.is_elsewhere for shard in self.shards):
+        if any(shard.is_remote for shard in self.shards):
             return 3
         is_plain = not self.added and not self.parts and all(shard.is_plain for shard in self.shards)
         has_bare = any(f.kind is Kind.ARRAY and f.coding is Coding.RAW for f in self.fields)

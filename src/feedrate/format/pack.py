@@ -106,11 +106,8 @@ class Pack:
         ends += [pairs[:, 0] + 8 * (samples + (samples > 0)) for pairs in self._variable.values()]
         sizes = np.array([s.index.size_bytes for s in shards], np.int64)
         for number in np.flatnonzero(np.max(ends, axis=0) > sizes).tolist():
-            raise PackError(
-                f"{self.name} is damaged: {shards[number].index.name} is too short for "
-                f"{shards[number].samples:,} samples",
-                hint=f"feedrate verify {shell_quote(self.name)}",
-            )
+            name, samples = shards[number].index.name, shards[number].samples
+            raise self._damage(f" is damaged: {name} is too short for {samples:,} samples")
 
     def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
         fields = [field for field in self.fields if field.name in part.fields]
@@ -121,7 +118,7 @@ class Pack:
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         """Return where a file of the pack lies; what lies behind an address, `store` brings."""
-        if isinstance(file, Shard) and file.is_elsewhere:
+        if isinstance(file, Shard) and file.is_remote:
             # Never opened, but it tells shards apart.
             return self.path / "elsewhere" / file.folder / file.name
         return file_path(self.path, file)
@@ -267,7 +264,7 @@ class Pack:
             return [b""] * len(positions)  # the path of an added text: it was never a file
         texts, is_good = self._read_texts(column, positions)
         if not is_good.all():
-            raise self._damaged_texts(column)
+            raise self._damage(f": the index is damaged in column '{column}'")
         return self._add_prefixes(texts, positions)
 
     def keys(self, positions: I64) -> tuple[list[str], dict[int, str]]:
@@ -318,13 +315,10 @@ class Pack:
             check_index(self, positions[~is_good])
         return [text if good else b"" for text, good in zip(texts, is_good, strict=True)], is_good
 
-    def _damaged_texts(self, column: str) -> PackError:
-        return PackError(
-            f"{self.name}: the index is damaged in column '{column}'",
-            hint=f"feedrate verify {shell_quote(self.name)}",
-        )
+    def _damage(self, words: str) -> PackError:
+        return PackError(self.name + words, hint=f"feedrate verify {shell_quote(self.name)}")
 
-    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    def column(self, name: str) -> Rows:
         """Return a fixed-width column of the whole index, unchecked; an `.entries` column as start and stop.
 
         Raises:
@@ -347,7 +341,7 @@ class Pack:
             values[entry.first : entry.stop] = added
         return np.zeros(len(self), dtype) if values is None else values
 
-    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    def _stored_column(self, shard: Shard, name: str) -> Rows:
         dtype, is_pairs = self._stored[name], name.endswith(".entries")
         # Entry-point ranges are neighbours of an offsets column: one value more than there are samples.
         count = shard.samples + (1 if is_pairs and shard.samples else 0)
@@ -357,9 +351,7 @@ class Pack:
         pairs = np.stack([values[:-1], values[1:]], axis=1) if is_pairs and count else None
         return values.reshape(-1, *dtype.shape) if pairs is None else pairs
 
-    def _read_column(
-        self, path: Path, start: int, dtype: np.dtype[Any], count: int
-    ) -> np.ndarray[Any, np.dtype[Any]]:
+    def _read_column(self, path: Path, start: int, dtype: np.dtype[Any], count: int) -> Rows:
         wanted = count * dtype.itemsize
         try:
             with open(path, "rb") as file:
@@ -367,11 +359,9 @@ class Pack:
                 data = kernel.read_at(file.fileno(), wanted, start) if is_there else b""
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
-            raise PackError(
-                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {shell_quote(self.name)}"
-            ) from error
+            raise self._damage(f": {path.name} cannot be read") from error
 
-    def checked_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    def checked_column(self, name: str) -> Rows:
         """Return a fixed-width column of the whole pack, for what will be written or divided by it.
 
         Files that were added are checked as a whole, and rows of the index each by its own checksum.
@@ -387,10 +377,8 @@ class Pack:
                 except OSError:
                     is_good = False
                 if not is_good:
-                    raise PackError(
-                        f"{self.name}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
-                        hint=f"feedrate verify {shell_quote(self.name)}",
-                    )
+                    words = f"which holds '{name}' of its samples, is damaged or gone"
+                    raise self._damage(f": {path.name}, {words}")
         if name in (self._stored.names or ()):
             for shard in self.manifest.shards:
                 self._check_rows(shard)
@@ -403,10 +391,7 @@ class Pack:
             rows[name] = values
         wrong = np.flatnonzero(rows["check"] != kernel.crc32c_rows(rows))
         if wrong.size:
-            raise PackError(
-                f"{self.name}: {shard.index.name} is damaged: row {wrong[0]} fails its checksum",
-                hint=f"feedrate verify {shell_quote(self.name)}",
-            )
+            raise self._damage(f": {shard.index.name} is damaged: row {wrong[0]} fails its checksum")
 
     def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
         """Yield a variable-width column of the whole pack, a stretch at a time.
@@ -427,18 +412,18 @@ class Pack:
                 size_bytes = int(bounds[-1]) - int(bounds[0])
                 is_sorted = bool((bounds[1:] >= bounds[:-1]).all())
                 if bounds[0] < 0 or not is_sorted or size_bytes > shard.index.size_bytes:
-                    raise self._damaged_texts(column)
+                    raise self._damage(f": the index is damaged in column '{column}'")
                 data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
                 is_good = column != "key" or data.isascii()
                 if checks_at >= 0:
                     checks = self._read_column(path, checks_at + 4 * start, np.dtype("<u4"), count)
                     is_good &= np.array_equal(checks, kernel.crc32c_texts(data, bounds - bounds[0]))
                 if not is_good:
-                    raise self._damaged_texts(column)
+                    raise self._damage(f": the index is damaged in column '{column}'")
                 for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):
                     yield prefix + data[begin:end] if end > begin else b""
 
-    def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+    def columns(self, name: str) -> Iterator[Rows]:
         """Yield such a column shard by shard, so that the whole of it need not be in memory.
 
         Raises:
@@ -460,10 +445,8 @@ class Pack:
         except (PackError, StorageError):
             unknown = {0: "the index cannot be read"}
         key = f"number {position}" if unknown else key
-        offset_column = f"{field}.offset"
-        offset = (
-            int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
-        )
+        has_offset = row is not None and f"{field}.offset" in (row.dtype.names or ())
+        offset = int(row[f"{field}.offset"]) if row is not None and has_offset else 0
         entry = self.manifest.shards[int(shard[0])]
         reason += self._say_change(entry, field, at, row)
         return BadSample(key=key, shard=entry.name, offset=offset, field=field, reason=reason)
@@ -503,10 +486,8 @@ class _OpenPart(NamedTuple):
     bases: I64
     data: Mapping[str, int]
 
-    def covers(self, positions: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        inside: np.ndarray[Any, np.dtype[np.bool_]] = (positions >= self.entry.first) & (
-            positions < self.entry.stop
-        )
+    def covers(self, positions: I64) -> Bools:
+        inside: Bools = (positions >= self.entry.first) & (positions < self.entry.stop)
         return inside
 
     def lay_over(self, files: kernel.Files, positions: I64, rows: Rows, statuses: I32) -> None:

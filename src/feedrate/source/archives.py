@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, cast
 
 from feedrate.errors import SourceError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Field
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
@@ -26,6 +26,7 @@ from feedrate.source.record import (
     SpooledReader,
     Value,
     describe_others,
+    image_fields,
 )
 from feedrate.units import format_bytes, format_count, printable
 
@@ -148,10 +149,7 @@ class ArchiveReader(SpooledReader):
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
-        image = Field("image", Kind.IMAGE)
-        if not self._classes:
-            return (image,)
-        return image, Field("label", Kind.NUMBER, dtype="int64", classes=tuple(sorted(self._classes)))
+        return image_fields(sorted(self._classes))
 
     def _label_depth(self) -> int | None:
         """Return which part of a name is the class: the first that differs; None: there are no classes."""

@@ -8,13 +8,13 @@ import posixpath
 from collections.abc import Iterator
 
 from feedrate.errors import FeedrateError, SourceError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Field
 from feedrate.format.keys import has_image_suffix
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.source.columns import NumberColumn
 from feedrate.source.names import Repeats
-from feedrate.source.record import FileRange, Reader, Record, Value
+from feedrate.source.record import FileRange, Reader, Record, Value, image_fields
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
 
@@ -71,8 +71,7 @@ class FileList(Reader):
             )
 
     def fields(self) -> tuple[Field, ...]:
-        image = Field("image", Kind.IMAGE)
-        return (image, self._label.field()) if self._has_labels else (image,)
+        return (*image_fields(), self._label.field()) if self._has_labels else image_fields()
 
     def _lines(self) -> Iterator[bytes]:
         with self._place.open(self._file.path) as stream:

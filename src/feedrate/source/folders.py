@@ -29,7 +29,7 @@ from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, is_url
 from feedrate.source.names import SPLIT_NAMES
-from feedrate.source.record import FileRange, ImageFiles, Reader, Record, Value, describe_others
+from feedrate.source.record import FileRange, ImageFiles, Reader, Record, Value, describe_others, image_fields
 from feedrate.units import format_count, printable, shell_quote
 
 BLOCK_FILES = 1 << 14  # whole chunks of a listing
@@ -187,11 +187,7 @@ class ImageFolders(Reader):
         return printable(self._classes[label])
 
     def fields(self) -> tuple[Field, ...]:
-        image = Field("image", Kind.IMAGE)
-        if not self._classes:
-            return (image,)
-        classes = tuple(printable(folder) for folder in self._classes)
-        return image, Field("label", Kind.NUMBER, dtype="int64", classes=classes)
+        return image_fields(map(printable, self._classes))
 
 
 class SplitFolders(Reader):
@@ -242,9 +238,8 @@ class SplitFolders(Reader):
         return Record(start + sample.name, values)
 
     def fields(self) -> tuple[Field, ...]:
-        label = Field("label", Kind.NUMBER, dtype="int64", classes=tuple(self._classes))
         split = Field("split", Kind.NUMBER, dtype="int64", classes=tuple(self._parts))
-        return Field("image", Kind.IMAGE), label, split
+        return *image_fields(self._classes), split
 
 
 def walk(root: str) -> Walk:

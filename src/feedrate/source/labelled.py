@@ -7,15 +7,14 @@ lie is kept on disk: there may be millions.
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import posixpath
 import sqlite3
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
@@ -377,11 +376,13 @@ class MemberFinder:
         path = self.relative(name)
         if path is None:
             raise UnusableValue("lies outside the archive")
+        assert self._found is not None
         for wanted in (path, self._top + path):
-            row = self._look_up(wanted)
+            row = self._found.execute("SELECT value FROM members WHERE name = ?", (wanted,)).fetchone()
             if row is not None:
                 self._asked.add(wanted)
-                return _load(json.loads(row))
+                value: FileRange | ContainerValue = pickle.loads(row[0])
+                return value
         raise UnusableValue("no such file in the archive")
 
     def relative(self, name: object) -> bytes | None:
@@ -398,7 +399,7 @@ class MemberFinder:
         return next(iter([*filter(has_image_suffix, names), *names]), None)
 
     def _fill(self, found: sqlite3.Connection) -> None:
-        found.execute("CREATE TABLE members (name BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID")
+        found.execute("CREATE TABLE members (name BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
         found.execute("BEGIN")
         tops: set[bytes] = set()
         for archive in self._archives:
@@ -409,38 +410,12 @@ class MemberFinder:
                 if len(tops) < 2:
                     folder, slash, _ = name.partition(b"/")
                     tops.add(folder + slash if slash else b"")
-                found.execute("INSERT INTO members VALUES (?, ?)", (name, json.dumps(_dump(member.value))))
+                found.execute("INSERT INTO members VALUES (?, ?)", (name, pickle.dumps(member.value)))
         found.execute("COMMIT")
         self._top = tops.pop() if len(tops) == 1 else b""
-
-    def _look_up(self, name: bytes) -> str | None:
-        assert self._found is not None
-        row = self._found.execute("SELECT value FROM members WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
 
     def _names(self, limit: int = -1) -> Iterator[bytes]:
         assert self._found is not None
         return (
             row[0] for row in self._found.execute("SELECT name FROM members ORDER BY name LIMIT ?", (limit,))
         )
-
-
-def _dump(value: FileRange | ContainerValue) -> list[Any]:
-    where = value.offset if isinstance(value, FileRange) else [value.container, list(value.place)]
-    return [
-        value.path.decode("latin-1"),
-        value.size_bytes,
-        value.file.decode("latin-1"),
-        where,
-        value.mtime_ns,
-    ]
-
-
-def _load(row: list[Any]) -> FileRange | ContainerValue:
-    path, size_bytes, file, where, mtime_ns = row
-    if isinstance(where, int):
-        return FileRange(path.encode("latin-1"), size_bytes, file.encode("latin-1"), where, mtime_ns)
-    container, place = where
-    return ContainerValue(
-        path.encode("latin-1"), size_bytes, file.encode("latin-1"), container, tuple(place), mtime_ns
-    )

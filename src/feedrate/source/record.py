@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from feedrate.errors import StorageError, UsageError
 from feedrate.format.byte_strings import ByteStrings
-from feedrate.format.fields import Field
+from feedrate.format.fields import Field, Kind
 from feedrate.kernel import I64
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile, explained
@@ -124,6 +124,12 @@ class Reader(Protocol):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields; whole after the iteration, when all classes have been seen."""
         ...
+
+
+def image_fields(classes: Iterable[str] = ()) -> tuple[Field, ...]:
+    """Return the fields of images, and of their labels where there are classes."""
+    names, image = tuple(classes), Field("image", Kind.IMAGE)
+    return (image, Field("label", Kind.NUMBER, dtype="int64", classes=names)) if names else (image,)
 
 
 def describe_others(others: Counter[str]) -> str:

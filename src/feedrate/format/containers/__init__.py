@@ -6,6 +6,7 @@ A container stores a sample's members, and says at which byte each begins.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
@@ -13,7 +14,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 from feedrate import kernel
 from feedrate.format.fields import Field
 
-NAMES = ("tar", "tfrecord", "hdf5")
+_CLASSES = {"tar": "Tar", "tfrecord": "TFRecord", "hdf5": "Hdf5"}
+NAMES = tuple(_CLASSES)
 # What `feedrate index` describes, and nobody wrote here: ranges of one file, or whole files under a folder.
 RANGES, FILES = "ranges", "files"
 IN_PLACE = (RANGES, FILES)
@@ -23,20 +25,9 @@ _WRITTEN_TOGETHER = 256 * 1024
 
 
 def find_container(name: str) -> Container:
-    """Return the container of that name, one of `NAMES`."""
-    if name == "tar":
-        from feedrate.format.containers.tar import Tar
-
-        return Tar()
-    if name == "tfrecord":
-        from feedrate.format.containers.tfrecord import TFRecord
-
-        return TFRecord()
-    if name == "hdf5":
-        from feedrate.format.containers.hdf5 import Hdf5
-
-        return Hdf5()
-    raise KeyError(name)
+    """Return the container of that name, one of `NAMES`; only its own module is loaded."""
+    container: Container = getattr(importlib.import_module(f"{__name__}.{name}"), _CLASSES[name])()
+    return container
 
 
 class Member(NamedTuple):

@@ -169,13 +169,9 @@ def _ranges(file: h5py.File, field: Field, block: range) -> tuple[Any, Any]:
     if hasattr(at, "id") and hasattr(at.id, "get_offset"):
         each = int(at.dtype.itemsize * np.prod(at.shape[1:], dtype=object))
         numbers = np.arange(block.start, block.stop, dtype=np.int64)
-        return _begin(at) + each * numbers, np.full(len(block), each, np.int64)
+        return int(at.id.get_offset() or 0) + each * numbers, np.full(len(block), each, np.int64)
     offsets, lengths = (at[name][block.start : block.stop] for name in ("offset", "length"))
-    return _begin(at["data"]) + offsets, lengths
-
-
-def _begin(dataset: h5py.Dataset) -> int:
-    return int(dataset.id.get_offset() or 0)
+    return int(at["data"].id.get_offset() or 0) + offsets, lengths
 
 
 def import_h5py() -> Any:

@@ -68,7 +68,7 @@ def warm(
         )
     began = time.monotonic()
     opened = Pack(pack)
-    elsewhere = next((s for s in opened.manifest.shards if s.is_elsewhere), None)
+    elsewhere = next((s for s in opened.manifest.shards if s.is_remote), None)
     if elsewhere is not None:
         opened.close()
         raise UsageError(
@@ -115,7 +115,7 @@ def measure_pack_residency(pack: Pack) -> float | None:
 
     None where it cannot be said: also of files that are not on this machine.
     """
-    if any(shard.is_elsewhere for shard in pack.manifest.shards):
+    if any(shard.is_remote for shard in pack.manifest.shards):
         return None
     return measure_residency(list_paths(pack, loose_step=max(1, len(pack) // _LOOKED_AT)))
 
