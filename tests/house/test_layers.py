@@ -32,7 +32,7 @@ LAYERS = [
     {"prelist", "one_ahead"},
     {"progress"},
     {"units", "filters"},
-    {"errors"},
+    {"errors", "arrays"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Report draws what commands return, so it knows results, and nothing of how they came about.
@@ -109,7 +109,7 @@ BOUND = {
     ),
     "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "launcher"}),
     "feedrate.loader.device": (
-        {"batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
+        {"arguments", "batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
         {"colour", "finish", "gpu_decode", "gpu_tier", "mixing", "transfer"},
     ),
 }

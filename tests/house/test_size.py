@@ -24,7 +24,7 @@ def project(tmp_path: Path) -> Path:
     (source / "pack" / "__init__.py").write_text("")
     (source / "pack" / "small.py").write_text(f"{HEAD}def f():\n    return os\n")
     (source / "pack" / "user.py").write_text(
-        "from feedrate.packing.small import f\n\n\ndef g():\n    return f()\n"
+        "from feedrate.pack.small import f\n\n\ndef g():\n    return f()\n"
     )
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPT, tmp_path / "scripts")

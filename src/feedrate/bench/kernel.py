@@ -27,7 +27,7 @@ from feedrate.filters import check_filter
 from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.loader.packs import open_pack as open_anywhere
-from feedrate.loader.samples import Samples, compare_pixels, open_files, open_pack, pick, take_ranges
+from feedrate.loader.samples import Samples, compare_pixels, open_files, open_pack, pick
 from feedrate.machine.describe import describe_machine
 from feedrate.source.folders import find_images
 from feedrate.stats import median, median_ratio, spread
@@ -71,7 +71,7 @@ def _time_calls(
     task: Task, taken: I64, files: Sequence[bytes], *, rounds: int, clock: Clock
 ) -> dict[str, float]:
     """Return the CPU seconds per image of calls that each do a step more."""
-    samples, images = task.samples, take_ranges(task.samples.images, taken)
+    samples, images = task.samples, task.samples.images.take(taken)
     unchecked = Ranges(images.file, images.offset, images.length)
     geometry, out = task.geometry.take(taken), task.make_out()[: len(taken)]
     sizes = geometry.boxes[:, 2:] - geometry.boxes[:, :2]

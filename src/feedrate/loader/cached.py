@@ -31,12 +31,12 @@ from typing import Any
 
 import numpy as np
 
+from feedrate.arrays import U8
 from feedrate.cache.codec import MAGIC, Damaged, Refused, decode, encode
 from feedrate.cache.limits import parse_tiers
 from feedrate.cache.store import SampleCache
 from feedrate.cache.views import Views
 from feedrate.errors import UsageError
-from feedrate.kernel import U8
 from feedrate.loader.results import CachedReport
 from feedrate.machine.process import read_file
 

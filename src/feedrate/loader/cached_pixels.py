@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I32, I64, U8, Flags
 from feedrate.cache.limits import margin_of
 from feedrate.cache.results import CacheStats
 from feedrate.cache.store import Located, SampleCache
@@ -29,13 +29,14 @@ from feedrate.filters import find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
-from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, DecodeReport, Ranges, Status, pillow
+from feedrate.kernel import DAMAGED_BUT_DECODED, DecodeReport, Ranges, Status, pillow
+from feedrate.loader.arguments import Size
 from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
-from feedrate.loader.image import CenterCrop, ImageOp, Resize, Size, whole
+from feedrate.loader.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.loader.options import Wanted
 from feedrate.loader.order import fingerprint
-from feedrate.loader.samples import pick, take_ranges
+from feedrate.loader.samples import pick
 from feedrate.machine.memory import MemoryGauge
 
 if TYPE_CHECKING:
@@ -72,20 +73,6 @@ class Job:
         width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
         return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
 
-    def part(self, at: I64) -> Places:
-        return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
-
-    def for_each(self, work: Callable[[int], None], at: Sequence[int]) -> None:
-        _for_each(self.pool, work, at)
-
-
-def _for_each(pool: kernel.Pool | None, work: Callable[[int], None], at: Sequence[int]) -> None:
-    if pool is None or len(at) == 1:
-        for i in at:
-            work(i)
-    else:
-        pool.map(work, at)
-
 
 def make_job(
     places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None, *, numbers: I64,
@@ -115,7 +102,7 @@ def keep_whole(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]
     """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
     numbers = job.numbers[at].tolist()
     refused = decode_whole(
-        job.part(at), job.pixels, job.out.shape[3], job.pool, tally,
+        job.places.take(at), job.pixels, job.out.shape[3], job.pool, tally,
         has_room=lambda i: shelf.has_room(job.measure(int(at[i]))),
         keep=lambda i, pixels, source_bytes, mark: _put(shelf, numbers[i], pixels, source_bytes, mark),
     )  # fmt: skip
@@ -152,14 +139,14 @@ def decode_whole(
             return
         one, width, height = np.array([i]), int(widths[i]), int(heights[i])
         if width * height > kernel.TRUSTED_PIXELS:
-            status, _ = kernel.check_size(files, take_ranges(images, one), (width, height), raw=is_raw)
+            status, _ = kernel.check_size(files, images.take(one), (width, height), raw=is_raw)
             if status:
                 refused.extend([] if status in _MAY_BE_BETTER_LATER else [i])
                 return
         out = np.empty((1, height, width, channels), np.uint8)
         report = kernel.decode_batch(
-            files, take_ranges(images, one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
-            entries=None if entries is None else take_ranges(entries, one), nearest=is_mask, raw=is_raw,
+            files, images.take(one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+            entries=None if entries is None else entries.take(one), nearest=is_mask, raw=is_raw,
         )  # fmt: skip
         if report.statuses[0] in _MAY_BE_BETTER_LATER:
             return
@@ -169,7 +156,7 @@ def decode_whole(
         elif keep(i, out[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
             tally.count(report)
 
-    _for_each(pool, decode, range(len(boxes)))
+    kernel.for_each(decode, range(len(boxes)), pool)
     return refused
 
 
@@ -177,7 +164,7 @@ def keep_results(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[in
     """Make what the operation makes of images, not yet mirrored, and put it on the shelf."""
     pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
     geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
-    part = job.part(at)
+    part = job.places.take(at)
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
     tally.count(report)
     lengths = part.rows[f"{job.pixels.name}.length"]
@@ -217,13 +204,13 @@ class CachedPixels:
     """The images and masks that a loader wants, and their shelf. Counts hits and misses of one epoch."""
 
     def __init__(
-        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: CropSampler | None
+        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], sampler: CropSampler | None
     ) -> None:
         self._pack = pack
-        image = artist.image if artist else None
+        image = sampler.image if sampler else None
         filters = find_filters(image)
         self._keeps_results = all(len(w.filters or filters) == 1 for w in wanted) and (
-            is_worth_keeping_results(pack, artist.reference if artist else None, image)
+            is_worth_keeping_results(pack, sampler.reference if sampler else None, image)
         )
         # Raw pixels have nothing to decode: the page cache serves them as well.
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
@@ -276,7 +263,7 @@ class CachedPixels:
             self._decode_from_pack(job, again, tally)
         return tally.report()
 
-    def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
+    def has(self, field: str, positions: I64) -> Flags:
         """Return which samples of a field are on the shelf, so that their bytes are not needed."""
         slots = [number for (name, *_), number in self._slots.items() if name == field]
         there = np.full(len(positions), bool(slots))
@@ -314,7 +301,7 @@ class CachedPixels:
         crc32c, boxes, files = np.zeros(len(found), np.uint32), job.cuts.copy(), None
         left = np.flatnonzero(~found)
         if left.size:
-            part, name, shift = job.part(left), job.pixels.name, len(self._shelf.paths)
+            part, name, shift = job.places.take(left), job.pixels.name, len(self._shelf.paths)
             files, images, entries = part.pack.find_values(name, part.rows, part.positions, with_entries=True)
             assert entries is not None
             for whole_batch, ranges in ((places, images), (tables, entries)):
@@ -360,13 +347,13 @@ class CachedPixels:
 
         at = np.flatnonzero(located.found).tolist()
         if at:
-            job.for_each(crop, at)
+            kernel.for_each(crop, at, job.pool)
         return np.array(sorted(failed), np.int64)
 
     def _decode_from_pack(self, job: Job, at: I64, tally: Tally) -> None:
         out = np.empty((len(at), *job.out.shape[1:]), np.uint8)
         geometry = job.geometry.take(at)
-        tally.add(decode_pixels(job.part(at), job.pixels, geometry, out, job.pool), at=at)
+        tally.add(decode_pixels(job.places.take(at), job.pixels, geometry, out, job.pool), at=at)
         job.out[at] = out
 
     def _join(self, files: kernel.Files | None) -> kernel.Files:

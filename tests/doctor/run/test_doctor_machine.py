@@ -127,7 +127,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
 
 def test_the_sampler_imports_nothing_heavy() -> None:
     code = (
-        "import sys, feedrate.doctor.run.signal_relay; "
+        "import sys, feedrate.doctor.run.sampler; "
         "print(sorted({'numpy', 'torch', 'pyarrow', 'PIL', 'rich', 'psutil'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
