@@ -30,7 +30,7 @@ from feedrate.bench.process import Clock, Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import BILINEAR, FILTERS, check_filter
-from feedrate.format.folder import find_images, is_pack
+from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
@@ -44,6 +44,7 @@ from feedrate.loader.samples import (
     pick,
 )
 from feedrate.machine.describe import describe_machine
+from feedrate.source.folders import find_images
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable
 

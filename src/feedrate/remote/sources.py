@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
 from feedrate.files.permissions import ROOT, find_distrust
+from feedrate.format.file_checks import check_change
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, parse_manifest
-from feedrate.format.pack import check_change
 from feedrate.remote.addresses import FileVersion, Place, is_address, is_url, split_source
 from feedrate.remote.fetch import IN_FLIGHT, Piece, RangeReader, find_patiently
 from feedrate.remote.index_files import origin

@@ -22,8 +22,15 @@ from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, Sto
 from feedrate.files.permissions import Readers
 from feedrate.files.tree import walk_paths
 from feedrate.format.containers import FILES
-from feedrate.format.folder import is_pack
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, dump_manifest
+from feedrate.format.manifest import (
+    FILE_NAME,
+    ColumnPart,
+    IndexPart,
+    Manifest,
+    Shard,
+    dump_manifest,
+    is_pack,
+)
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.remote.fetch import fetch_manifest
 from feedrate.remote.retry import Retry

@@ -326,7 +326,7 @@ def describe_pack(folder: str) -> DataFiles | None:
     except (FeedrateError, OSError):
         return None
     try:
-        paths = [str(pack.locate_file(shard)) for shard in pack.manifest.shards if not shard.is_elsewhere]
+        paths = [str(pack.locate_file(shard)) for shard in pack.manifest.shards if not shard.is_remote]
     finally:
         pack.close()
     sizes = [os.stat(path).st_size for path in paths if os.path.isfile(path)]
