@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from feedrate.errors import StorageError
@@ -145,6 +144,8 @@ def _unlink_all(fd: int, names: list[str]) -> list[str]:
         return left
     groups = [names[i : i + _GROUP] for i in range(0, len(names), _GROUP)]
     # The threads end before the caller can close the folder: its number may be another's then.
+    from concurrent.futures import ThreadPoolExecutor  # slow to load, and packing needs the rest alone
+
     with ThreadPoolExecutor(_AT_ONCE, "feedrate-delete") as threads:
         list(threads.map(unlink, groups))
     return sorted(left)
