@@ -345,6 +345,27 @@ def test_memory_is_bounded(server: RangeServer) -> None:
     assert 0 < most <= 10_000
 
 
+def test_what_was_fetched_reaches_whichever_thread_makes_the_batch(server: RangeServer) -> None:
+    source = open_pack(f"{server.url}/pack")
+    assert isinstance(source, RemotePack)
+    ahead, positions = Ahead(source, 1, lambda _: np.arange(4), ["image"]), np.arange(4)
+    ahead.start()
+    with ahead.batch(0) as batch_pack:
+        before = source.fetch_stats().requests
+
+        def find() -> None:
+            rows, _ = batch_pack.rows(positions, ["image"])
+            batch_pack.find_values("image", rows, positions)
+
+        thread = threading.Thread(target=find)
+        thread.start()
+        thread.join()
+        assert source.fetch_stats().requests == before
+        assert source.fetch_stats().values_from_source == 4
+    ahead.stop()
+    source.close()
+
+
 def test_only_the_index_that_is_needed_is_brought(server: RangeServer) -> None:
     source = open_pack(f"{server.url}/pack")
     source.rows(np.arange(5))
