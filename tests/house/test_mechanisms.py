@@ -37,7 +37,7 @@ STANDS_IN = {
         is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
         {
             "src/feedrate/doctor/run/processes.py",
-            "src/feedrate/format/keys.py",
+            "src/feedrate/format/folder.py",
             "src/feedrate/format/storage_check.py",
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
@@ -61,9 +61,7 @@ STANDS_IN = {
     "the policy of pages": (
         is_page_policy,
         {
-            "src/feedrate/report/doctor_page.py",
             "src/feedrate/report/page.py",
-            "src/feedrate/report/quality_page.py",
         },
     ),
 }

@@ -23,14 +23,7 @@ from feedrate.files.permissions import Readers
 from feedrate.files.tree import walk_paths
 from feedrate.format.containers import FILES
 from feedrate.format.folder import is_pack
-from feedrate.format.manifest import (
-    FILE_NAME,
-    ColumnPart,
-    IndexPart,
-    Manifest,
-    Shard,
-    dump_manifest,
-)
+from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, dump_manifest
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.remote.fetch import fetch_manifest
 from feedrate.remote.retry import Retry
@@ -75,6 +68,11 @@ class Contents:
                 root, name = posixpath.dirname(root.rstrip("/")), name.removeprefix("../")
         place = self._places.get(root) or self._places.setdefault(root, Place(root, asks_once=True))
         return place, os.fsencode(name)
+
+    def address(self, file: CopiedFile) -> str:
+        """Return what the user would call a file of the source."""
+        place, name = self.locate(file)
+        return place.address(name)
 
 
 def read_contents(

@@ -536,7 +536,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
     return make_remedy(
         m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {shlex.quote(data.folder)} --to {shlex.quote(around_.scratch)}",
+        command=f"feedrate stage {shlex.quote(data.folder)} --scratch {shlex.quote(around_.scratch)}",
         change="read from the folder that it prints",
     )  # fmt: skip
 
