@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that died before there were steps to measure, of a cause that the catalogue knows.
-
-A script of TensorFlow or JAX that loads its data by their own means: what was seen of it from outside.
-
-A run in which there was nothing to examine: which of the reasons was it?
-"""
+"""A run that could not be examined: what it died of, or why there was nothing to see, in a sentence."""
 
 from __future__ import annotations
 
@@ -69,14 +64,7 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         findings=(finding,),
         remedies=(remedy,),
         run=_run_facts(observed, workers),
-        split=(),
-        sample=(),
-        hot_lines=(),
-        rates=(),
-        timeline=(),
         curves=trace.curves(),
-        facts=(),
-        overhead=None,
         machine=describe_machine(sys.argv),
     )
 

@@ -244,7 +244,7 @@ class RunFacts:
     threads: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """`feedrate doctor`. `findings` are ordered, the verdict first, reasons before what they explain."""
 
@@ -253,14 +253,14 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     remedies: tuple[Remedy, ...]  # each once, best first; those that give nothing last, with the reason
     run: RunFacts
-    split: tuple[TimeShare, ...]
-    sample: tuple[SamplePart, ...]
-    hot_lines: tuple[HotLine, ...]
-    rates: tuple[Rate, ...]
-    timeline: tuple[StepRow, ...]
-    curves: tuple[Curve, ...]
-    facts: tuple[Fact, ...]
-    overhead: Overhead | None
+    split: tuple[TimeShare, ...] = ()
+    sample: tuple[SamplePart, ...] = ()
+    hot_lines: tuple[HotLine, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    timeline: tuple[StepRow, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    overhead: Overhead | None = None
     machine: Machine
 
     def keeps_wait_below(self, limit: float) -> bool:

@@ -3,9 +3,8 @@
 
 A batch is made serially inside one worker (read, decode, augment and collate do not overlap there), workers
 run beside each other and beside the device, and all that uses the CPU shares the cores. A step lasts as long
-as the slowest of the device, the workers and the cores, plus what happens between steps.
-
-Speed-ups with intervals: a changed pipeline against the present one, and against what was measured.
+as the slowest of the device, the workers and the cores, plus what happens between steps. A changed pipeline
+against the present one, and against what was measured, gives a speed-up with an interval.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What making one sample costs, and where: from the workers' records, or the training process's own.
+"""What making one sample costs, and where, and how the dataset behaves.
 
-What the stages of a feedrate.Loader did in the watched steps, from the statistics that the hook noted.
-
-How the dataset behaves, by what the hook noted: workers that it leaves without data, tensors that are
-small views of large ones, samples that it decodes before the first step.
+Costs come from the records of the workers, or of the training process; those of a feedrate.Loader from the
+statistics of its stages. The hook's facts tell of workers without data, of tensors that are small views of
+large ones, and of samples that are decoded before the first step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training process's records as steps: where the time between two batches went.
-
-What watching costs the watched run.
-"""
+"""One training process's records as steps: where the time between batches went; what watching costs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes in how a dataset is written: workers without data, views of large tensors, work before the loop.
-
-Remedies in how a dataset is written: data for all workers, tensors of their own, decoding side by side.
-"""
+"""Causes and remedies in how a dataset is written: workers without data, large views, a slow start."""
 
 from __future__ import annotations
 

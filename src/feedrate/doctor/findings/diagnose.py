@@ -63,8 +63,6 @@ def diagnose(
         hot_lines=_hot_lines(m),
         rates=_rates(m),
         timeline=_timeline(m, m.loop.start_ns if origin_ns is None else origin_ns),
-        curves=(),
-        facts=(),
         overhead=measure_overhead(m.loop),
         machine=machine,
     )

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes inside the loader: storage, decoding, transforms, the workers and their hand-over.
-
-Remedies in the loader: workers, decoding, storage, transforms.
-"""
+"""Causes and remedies inside a DataLoader: storage, decoding, transforms, workers and their hand-over."""
 
 from __future__ import annotations
 

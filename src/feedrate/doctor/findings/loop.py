@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes in the training process: what it does besides waiting for data, and between steps.
-
-Remedies in the training process: what it does besides waiting for data.
-"""
+"""Causes and remedies in the training process: what it does besides waiting for data, and between steps."""
 
 from __future__ import annotations
 

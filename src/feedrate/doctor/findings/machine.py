@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes outside of the script: other processes, short memory, a small /dev/shm, a GPU that stands by.
-
-Remedies outside of the script.
-"""
+"""Causes and remedies outside of the script: others, short memory, a small /dev/shm, an unused GPU."""
 
 from __future__ import annotations
 

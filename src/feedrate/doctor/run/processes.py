@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes belong to the command? Its descendants, and those that lost their parent on the way.
+"""The processes of a command: which they are, what they leave in /dev/shm, and how both are removed.
 
-Reading every process of a big machine twice a second would cost more than all else together. So known members
-are asked for their children, and the whole of /proc is walked only as often as its cost allows.
+Members are the command's descendants, and those that lost their parent on the way. Reading every process of a
+big machine twice a second would cost more than all else together. So known members are asked for their
+children, and the whole of /proc is walked only as often as its cost allows.
 
-Shared memory of a run in /dev/shm: which names its processes had mapped, and away with those left behind.
-
-torch and multiprocessing remove their names themselves, through a process that outlives the others. When that
-one was killed, too, nobody would.
-
-Nothing of a run stays behind: its processes are ended, its shared memory and its folder removed.
+torch and multiprocessing remove their names in /dev/shm themselves, through a process that outlives the
+others. When that one was killed, too, they stay: then the doctor removes them.
 """
 
 from __future__ import annotations
