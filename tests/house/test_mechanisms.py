@@ -61,9 +61,7 @@ STANDS_IN = {
     "the policy of pages": (
         is_page_policy,
         {
-            "src/feedrate/report/doctor_page.py",
             "src/feedrate/report/page.py",
-            "src/feedrate/report/quality_page.py",
         },
     ),
 }

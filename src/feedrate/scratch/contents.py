@@ -76,6 +76,11 @@ class Contents:
         place = self._places.get(root) or self._places.setdefault(root, Place(root, asks_once=True))
         return place, os.fsencode(name)
 
+    def address(self, file: CopiedFile) -> str:
+        """Return what the user would call a file of the source."""
+        place, name = self.locate(file)
+        return place.address(name)
+
 
 def read_contents(
     source: str | os.PathLike[str], attempts: Retry | None = None, allow_addresses: Sequence[str] = ()

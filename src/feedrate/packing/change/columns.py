@@ -85,9 +85,9 @@ def add_column(
             hint = f"check the names in {read.path}, or give a value for the others: --default VALUE"
             update.check_missing(missing, len(opened), f"value of '{column}' in {read.path.name}", hint)
         if len(cells) == named:
-            names = update.some(list(cells))
+            strangers = update.some(list(cells))
             raise SourceError(
-                f"no row of {read.path} is about a sample of {opened.path}: it names {names}",
+                f"no row of {read.path} is about a sample of {opened.path}: it names {strangers}",
                 hint="rows are found by the original path, or with --key-column by the key",
             )
         field, values = _make_values(name, chosen, options.kind, read)

@@ -91,14 +91,13 @@ def index(
 
 
 def _default_target(source: str) -> Path:
+    hint = "name a folder: feedrate index PATH FOLDER"
     if is_url(source):
-        raise UsageError(
-            f"where should the index go? {source} is not on this machine", hint="name a folder: --to FOLDER"
-        )
+        raise UsageError(f"where should the index go? {source} is not on this machine", hint=hint)
     if os.path.isdir(source):
         return Path(source)
     if is_pattern(source):
-        raise UsageError(f"where should the index of {source} go?", hint="name a folder: --to FOLDER")
+        raise UsageError(f"where should the index of {source} go?", hint=hint)
     return Path(source.rstrip("/") + INDEX_SUFFIX)
 
 
