@@ -170,7 +170,7 @@ def test_a_folder_a_pattern_and_a_file_of_a_store_that_lists(shards: Path, tmp_p
 def test_a_shard_is_brought_once_and_whole(
     server: RangeServer, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.source.webdataset._PEEK_SAMPLES", EACH // 2)
+    monkeypatch.setattr("feedrate.source.columns._PEEK_SAMPLES", EACH // 2)
     make(server, tmp_path)
     size_bytes = (shards / "001.tar").stat().st_size
     asked = [wanted for path, wanted in server.asked if path == "/train/001.tar"]
