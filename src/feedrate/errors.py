@@ -12,8 +12,6 @@ FeedrateError
 ├── GpuError        (RuntimeError)       the GPU, its driver or its compiler said no
 ├── BadSample       (ValueError)         one sample cannot be read or decoded; carries its name
 └── MissingExtra    (ImportError)        an optional package is needed and not installed
-
-What may the user have meant by a path that is not there?
 """
 
 from __future__ import annotations

@@ -48,13 +48,8 @@ def name_dataset(dataset: Any, key: str) -> str:
 
     Functions that these call, files, and other attributes are not looked at: the key is the user's word.
     """
-    parts: list[str] = [
-        _VERSION,
-        MAGIC.decode(),
-        key,
-        f"{sys.version_info[:2]}",
-        *_describe_dataset(dataset, []),
-    ]
+    python = f"{sys.version_info[:2]}"
+    parts: list[str] = [_VERSION, MAGIC.decode(), key, python, *_describe_dataset(dataset, [])]
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", key)[:40].strip("-.") or "key"
     return f"cached-{readable}-{digest[:16]}"
@@ -413,13 +408,9 @@ class Cached:
     def report(self) -> CachedReport:
         """Return what is kept and how often it was asked for, by all processes together."""
         hits, misses = self._store.counted
+        store = self._store
         return CachedReport(
-            samples=self._length,
-            hits=hits,
-            misses=misses,
-            tiers=self._store.tier_stats(),
-            damaged=self._store.damaged,
-            returned_bytes=self._store.returned_bytes,
+            self._length, hits, misses, store.tier_stats(), store.damaged, store.returned_bytes
         )
 
     def close(self) -> None:

@@ -107,15 +107,9 @@ def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]
 
 
 def decode_whole(
-    places: Places,
-    pixels: Field,
-    channels: int,
-    pool: kernel.Pool | None,
-    tally: Tally,
-    *,
-    has_room: Callable[[int], bool],
-    keep: Callable[[int, U8, int, int], bool],
-) -> list[int]:
+    places: Places, pixels: Field, channels: int, pool: kernel.Pool | None, tally: Tally, *,
+    has_room: Callable[[int], bool], keep: Callable[[int, U8, int, int], bool],
+) -> list[int]:  # fmt: skip
     """Decode whole images or masks, each in a thread of its own; return which of them must not be kept.
 
     Args:

@@ -333,10 +333,8 @@ class ShareController:
         window, parts = windows[-1], self._parts
         if self._clock() >= self._expires:
             # The next share in either direction may be tried once more.
-            self._too_little, self._too_much = (
-                min(self._too_little, parts - 2),
-                max(self._too_much, parts + 2),
-            )
+            self._too_little = min(self._too_little, parts - 2)
+            self._too_much = max(self._too_much, parts + 2)
         # A loop that still waits after a step that helped gets the next one, though the GPU may be late too.
         if window.is_supply_bound or (self._is_rising and not window.is_loop_bound):
             parts = self._choose_more(window) if has_all_threads else parts
@@ -391,10 +389,10 @@ class ShareController:
             is_as_idle = seen.is_loop_bound and seen.waited <= before.waited + SAME
             keeps = gain > -SAME or is_as_idle
         self._is_rising = is_more and keeps and gain > CLEAR
-        if is_more:
-            self._too_little, self._too_much = (
-                (trial.origin, self._too_much) if keeps else (self._too_little, self._parts)
-            )
+        if is_more and keeps:
+            self._too_little = trial.origin
+        elif is_more:
+            self._too_much = self._parts
         elif not keeps:
             self._too_little = self._parts
         elif seen.is_supply_bound:

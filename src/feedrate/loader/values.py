@@ -89,14 +89,9 @@ def _parse_each(wanted: Field, buffer: U8, starts: I64, read: Values) -> None:
             except Exception as error:  # numpy raises whatever it likes on a bad header
                 read.bad[i] = f"is not {wanted.kind} ({error})"
         read.data.append(value)
-    arrays = read.data
-    if (
-        wanted.kind is Kind.ARRAY
-        and arrays
-        and not read.bad
-        and len({(a.dtype, a.shape) for a in arrays}) == 1
-    ):
-        read.data = np.stack(arrays)
+    is_whole = wanted.kind is Kind.ARRAY and not read.bad
+    if is_whole and len({(a.dtype, a.shape) for a in read.data}) == 1:
+        read.data = np.stack(read.data)
 
 
 def _stack_arrays(wanted: Field, buffer: U8, starts: I64) -> npt.NDArray[Any] | None:
@@ -180,12 +175,9 @@ def to_torch(value: Any, kind: Kind | None) -> Any:
         return value
 
     try:
-        pinned = find_pinned(value)
-        tensor = (
-            pinned
-            if pinned is not None
-            else torch.from_numpy(value if value.flags.writeable else value.copy())
-        )
+        tensor = find_pinned(value)
+        if tensor is None:
+            tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
     except TypeError:  # a dtype that torch does not have: text, dates, long double
         return value
     return tensor.permute(0, 3, 1, 2) if kind is Kind.IMAGE else tensor

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA driver by ctypes: as much of it as loading code and launching kernels takes.
-
-All happens in a device's primary context, which is also torch's. A thread in which torch has not yet done
-anything has no current context, whatever device torch calls current, so each use pushes it and pops it again.
-
-CUDA source that is compiled where it runs, and launched on torch's tensors and streams.
+"""CUDA source that is compiled where it runs, and launched on torch's tensors and streams.
 
     module = compile_source(source)
     module.launch("scale", grid=(n + 255) // 256, block=256, args=[images, n, np.float32(0.5)])
 
 What a kernel gets is checked before it crosses: a wrong pointer or size ends a process, or worse, does not.
+
+The driver is called by ctypes. All happens in a device's primary context, which is also torch's. A thread in
+which torch has not yet done anything has no current context, whatever device torch calls current, so each use
+pushes it and pops it again.
 """
 
 from __future__ import annotations
@@ -271,15 +270,9 @@ class Module:
         self._allow_shared(name, kernel, shared_bytes)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with self._context.current():
+            on = ctypes.c_void_p(_find_stream(stream, self.device))
             self._driver.call(
-                "cuLaunchKernel",
-                kernel.function,
-                *blocks,
-                *threads,
-                shared_bytes,
-                ctypes.c_void_p(_find_stream(stream, self.device)),
-                pointers,
-                None,
+                "cuLaunchKernel", kernel.function, *blocks, *threads, shared_bytes, on, pointers, None
             )
 
     def _find(self, name: str) -> _Kernel:

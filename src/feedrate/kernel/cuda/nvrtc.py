@@ -2,9 +2,8 @@
 """CUDA source to machine code with NVRTC, NVIDIA's compiler as a library, called by ctypes.
 
 torch's CUDA builds bring NVRTC along, so a user needs neither a CUDA toolkit nor a compiler. The source must
-have no `#include`: NVRTC comes without headers. The results are kept by cache.py.
-
-What NVRTC made, kept in the user's cache folder, so that only the first run of a version compiles.
+have no `#include`: NVRTC comes without headers. What it made is kept in the user's cache folder, so that only
+the first run of a version compiles.
 
     $XDG_CACHE_HOME/feedrate/cuda/KEY     else ~/.cache/feedrate/cuda/KEY
 
