@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate import PackOptions, pack
-from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions
+from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
 from feedrate.bench.process import run_in_process
 from feedrate.demo.run import write_photographs
 from feedrate.machine.cpu import count_usable_cores

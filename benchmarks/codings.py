@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate import PackOptions, Recode, pack
-from feedrate.bench.feeds import PACK, FeedOptions
+from feedrate.bench.loader import PACK, FeedOptions
 from feedrate.bench.process import Contestant, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
 from feedrate.machine.cpu import count_usable_cores
@@ -49,7 +49,7 @@ def main() -> int:
         feed = FeedOptions(arguments.batch_size, arguments.threads, repeat=repeat)
         contestants = [
             Contestant(
-                name, "feedrate.bench.feeds:drain",
+                name, "feedrate.bench.loader:drain",
                 {"kind": PACK, "path": result.target, "epochs": arguments.epochs, "options": asdict(feed)},
             )
             for name, result in packed.items()

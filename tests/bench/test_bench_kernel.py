@@ -14,9 +14,19 @@ import pytest
 from PIL import Image
 
 from feedrate import PackOptions, kernel, pack
-from feedrate.bench.decoders import DECODERS, Decoder, Part, Task, on_one_thread
 from feedrate.bench.images import SETS, MadeSet, make_camera_picture, write_set
-from feedrate.bench.kernel import KernelOptions, bench_made, bench_set, bench_source, measure_stages
+from feedrate.bench.kernel import (
+    DECODERS,
+    Decoder,
+    KernelOptions,
+    Part,
+    Task,
+    bench_made,
+    bench_set,
+    bench_source,
+    measure_stages,
+    on_one_thread,
+)
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
 from feedrate.loader.samples import Samples, compare_pixels, open_files

@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from feedrate import PackOptions, Recode, pack
-from feedrate.bench.feeds import FeedOptions, drain, draw_crop, list_images, make_feed
-from feedrate.bench.loader import BenchOptions, bench_loader
+from feedrate.bench.loader import (
+    BenchOptions,
+    FeedOptions,
+    bench_loader,
+    drain,
+    draw_crop,
+    list_images,
+    make_feed,
+)
 from feedrate.demo.run import write_photographs
 from feedrate.errors import PackError, SourceError, UsageError
 from feedrate.loader.samples import check_pixels
@@ -28,7 +35,7 @@ def files_and_pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def fake_runner(function: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    assert function == "feedrate.bench.feeds:drain"
+    assert function == "feedrate.bench.loader:drain"
     seconds = 4.0 if arguments["kind"] == "files" else 1.0
     images = 20 * arguments["options"]["repeat"]
     readings = {

@@ -190,7 +190,7 @@ def test_mistakes_are_sentences(command: list[str], message: str, capsys: pytest
         ("split p train=80% rest=20%", "p"),
         ("add-column p t.csv", "p"),
         ("append new p --workers 1", "p"),
-        ("index old --to i --workers 1", "i"),
+        ("index old i --workers 1", "i"),
         ("merge p q --to m --prefix", "m"),
     ],
 )

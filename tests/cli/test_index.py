@@ -15,7 +15,7 @@ def test_index_says_what_it_found_and_where_the_index_is(
     jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (jpeg_folder / "cat" / "bad.jpg").write_text("no image")
-    assert main(["index", str(jpeg_folder), "--to", str(tmp_path / "i"), "--workers", "1"]) == 0
+    assert main(["index", str(jpeg_folder), str(tmp_path / "i"), "--workers", "1"]) == 0
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert lines[0] == f"indexed 16 samples (2 classes) of {jpeg_folder}"
@@ -32,7 +32,7 @@ def test_index_says_what_it_found_and_where_the_index_is(
 def test_result_is_json_when_asked_for(
     jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["index", str(jpeg_folder), "--to", str(tmp_path / "i"), "--json", "-"]) == 0
+    assert main(["index", str(jpeg_folder), str(tmp_path / "i"), "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["samples"] == 16
     assert document["files"] is None
@@ -41,7 +41,7 @@ def test_result_is_json_when_asked_for(
 def test_verify_of_an_index_speaks_of_indexing(
     jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["index", str(jpeg_folder), "--to", str(tmp_path / "i"), "--workers", "1"]) == 0
+    assert main(["index", str(jpeg_folder), str(tmp_path / "i"), "--workers", "1"]) == 0
     assert main(["verify", str(tmp_path / "i")]) == 0
     assert capsys.readouterr().out.endswith("\ngood: every byte is as it was indexed\n")
     (jpeg_folder / "cat" / "0.jpg").write_bytes((jpeg_folder / "cat" / "1.jpg").read_bytes())
@@ -51,7 +51,7 @@ def test_verify_of_an_index_speaks_of_indexing(
 
 
 def test_what_is_not_there_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(tmp_path / "nowhere"), "--to", str(tmp_path / "i")]) == 1
+    assert main(["index", str(tmp_path / "nowhere"), str(tmp_path / "i")]) == 1
     assert capsys.readouterr().err.splitlines()[1].startswith(f"error: no dataset at {tmp_path / 'nowhere'}")
     assert not (tmp_path / "i").exists()
 
@@ -62,13 +62,13 @@ def test_an_address_needs_a_folder_for_its_index(capsys: pytest.CaptureFixture[s
     assert (
         "error: where should the index go? s3://bucket/train-{000..009}.tar is not on this machine" in error
     )
-    assert "hint: name a folder: --to FOLDER" in error
+    assert "hint: name a folder: feedrate index PATH FOLDER" in error
 
 
 def test_a_password_in_an_address_is_not_said_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["index", "https://me:geheim@host/0.tar", "--to", str(tmp_path / "i")]) == 1
+    assert main(["index", "https://me:geheim@host/0.tar", str(tmp_path / "i")]) == 1
     written = capsys.readouterr()
     assert "password" in written.err
     assert "geheim" not in written.err + written.out
@@ -81,7 +81,7 @@ def test_shards_elsewhere_are_counted_as_shards(tmp_path: Path, capsys: pytest.C
         write_tar(tmp_path / "served" / f"{shard}.tar", files)
     with serve(tmp_path / "served") as server:
         address = f"{server.url}/{{0..1}}.tar"
-        assert main(["index", address, "--to", str(tmp_path / "i")]) == 0
+        assert main(["index", address, str(tmp_path / "i")]) == 0
     written = capsys.readouterr()
     assert "indexing 2 shards (" in written.err
     assert "4 samples" in written.out
@@ -174,3 +174,23 @@ def test_remove_old_without_a_pack_gets_a_sentence(
     assert main(["index", str(jpeg_folder), "--remove-old"]) == 1
     assert "hint: feedrate index PACK --entries gpu --remove-old" in capsys.readouterr().err
     assert not (jpeg_folder / "pack.json").exists()
+
+
+def test_the_old_spelling_of_the_target_works_and_says_the_new_one_once(
+    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", "--to", str(tmp_path / "i"), str(jpeg_folder), "--workers", "1"]) == 0
+    err = capsys.readouterr().err
+    assert (tmp_path / "i" / "pack.json").exists()
+    assert err.count("note: --to is now the second word: feedrate index PATH TARGET") == 1
+
+
+def test_the_target_may_stand_behind_options(jpeg_folder: Path, tmp_path: Path) -> None:
+    assert main(["index", str(jpeg_folder), "--workers", "1", str(tmp_path / "i")]) == 0
+    assert (tmp_path / "i" / "pack.json").exists()
+
+
+def test_a_word_behind_the_target_is_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["index", "a", "--workers", "1", "b", "c"])
+    assert "unrecognized arguments: c" in capsys.readouterr().err

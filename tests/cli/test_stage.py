@@ -13,9 +13,9 @@ import pytest
 from feedrate.cli import main
 from feedrate.progress import Tick
 from feedrate.report.progress import TransferBar
-from feedrate.report.stage import draw_stage
+from feedrate.report.scratch import draw_stage
 from feedrate.scratch.commands import stage_on_nodes
-from feedrate.scratch.results import StageResult
+from feedrate.scratch.results import NodesResult, StageResult
 from support.images import read_tree
 from support.packs import write_images
 from support.range_server import serve
@@ -29,14 +29,14 @@ def source(tmp_path: Path) -> Path:
 def test_standard_output_is_the_path_alone(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["stage", str(source), "--to", str(scratch)]) == 0
+    assert main(["stage", str(source), "--scratch", str(scratch)]) == 0
     out, err = capsys.readouterr()
     path = out.removesuffix("\n")
     assert read_tree(Path(path)) == read_tree(source)
     assert err.splitlines()[0] == f"staging {source}"
     assert f"scratch: {scratch} (you named it" in err
     assert "copied " in err
-    assert main(["stage", str(source), "--to", str(scratch)]) == 0
+    assert main(["stage", str(source), "--scratch", str(scratch)]) == 0
     again = capsys.readouterr()
     assert again.out == out
     assert "it was there already" in again.err
@@ -49,10 +49,31 @@ def test_a_source_that_errs_at_first_is_asked_again_and_that_is_said(
     monkeypatch.setattr("feedrate.remote.retry.RetryPolicy.wait_s", lambda *_: 0.0)
     with serve(source.parent) as server:
         server.fault = lambda _path, number: "error" if number <= 3 else None
-        assert main(["stage", f"{server.url}/set.pack", "--to", str(scratch)]) == 0
+        assert main(["stage", f"{server.url}/set.pack", "--scratch", str(scratch)]) == 0
     out, err = capsys.readouterr()
     assert read_tree(Path(out.strip())) == read_tree(source)
     assert "trying again in" in err
+
+
+def test_the_old_spelling_of_scratch_works_and_says_the_new_one_once(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stage", str(source), "--to", str(scratch)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{scratch}/feedrate-")
+    assert err.count("note: --to is now --scratch; the old spelling still works") == 1
+
+
+def test_nodes_are_told_the_new_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def stage(_source: str, options: list[str], **_: object) -> NodesResult:
+        told.extend(options)
+        return NodesResult(source="s", path="/scr/s", nodes=(), failures=(), seconds=1.0)
+
+    monkeypatch.setattr("feedrate.scratch.commands.stage_on_nodes", stage)
+    assert main(["stage", "s", "--to", "/scr", "--nodes", "--streams", "3", "--check"]) == 0
+    assert told == ["--keep=7d", "--streams=3", "--scratch=/scr", "--check"]
 
 
 def test_scratch_is_found_by_itself_and_named(
@@ -67,7 +88,7 @@ def test_scratch_is_found_by_itself_and_named(
 
 
 def test_json_says_what_was_done(source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stage", str(source), "--to", str(scratch), "--json", "-", "--keep", "2d"]) == 0
+    assert main(["stage", str(source), "--scratch", str(scratch), "--json", "-", "--keep", "2d"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["command"], document["files"], document["keep_s"]) == ("stage", 5, 172800)
     assert document["copied_bytes"] == document["size_bytes"]
@@ -76,9 +97,9 @@ def test_json_says_what_was_done(source: Path, scratch: Path, capsys: pytest.Cap
 def test_mistakes_are_sentences(
     source: Path, scratch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["stage", str(tmp_path / "set.pak"), "--to", str(scratch)]) == 1
+    assert main(["stage", str(tmp_path / "set.pak"), "--scratch", str(scratch)]) == 1
     assert "hint:" in capsys.readouterr().err
-    assert main(["stage", str(source), "--to", str(tmp_path / "a" / "b")]) == 1
+    assert main(["stage", str(source), "--scratch", str(tmp_path / "a" / "b")]) == 1
     assert "error: no scratch folder at" in capsys.readouterr().err
     for option, words in (
         (["--keep", "soon"], "'soon' is not a time; write it like 7d, 12h, 90min or 30s"),
@@ -127,7 +148,7 @@ def fake_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nodes_prints_one_path_when_all_have_the_same(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["stage", str(source), "--to", str(scratch), "--nodes"]) == 0
+    assert main(["stage", str(source), "--scratch", str(scratch), "--nodes"]) == 0
     out, err = capsys.readouterr()
     assert read_tree(Path(out.strip())) == read_tree(source)
     assert "n0: copied " in err
@@ -140,7 +161,7 @@ def test_a_node_that_fails_is_named_and_the_exit_code_says_so(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL_ON", "1")
-    assert main(["stage", str(source), "--to", str(scratch), "--nodes", "--json", "-"]) == 1
+    assert main(["stage", str(source), "--scratch", str(scratch), "--nodes", "--json", "-"]) == 1
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert [node["node"] for node in document["nodes"]] == ["n0"]
@@ -154,8 +175,8 @@ def test_nodes_runs_this_python(source: Path, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     said: list[str] = []
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
-    result = stage_on_nodes(str(source), ["--to=/scr"], say=said.append, environ=environ)
-    assert f"{sys.executable} -m feedrate stage {source} --to=/scr --json -" in said[0]
+    result = stage_on_nodes(str(source), ["--scratch=/scr"], say=said.append, environ=environ)
+    assert f"{sys.executable} -m feedrate stage {source} --scratch=/scr --json -" in said[0]
     assert [failure.message for failure in result.failures] == ["it ended without a word"]
 
 

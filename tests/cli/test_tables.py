@@ -93,7 +93,7 @@ def test_what_a_command_says_meanwhile_is_wrapped_too(
     (tmp_path / "scratch").mkdir()
     monkeypatch.chdir(tmp_path / "animals")
     with contextlib.redirect_stderr(stream):
-        assert main(["stage", str(tmp_path / animals), "--to", str(tmp_path / "scratch")]) == 0
+        assert main(["stage", str(tmp_path / animals), "--scratch", str(tmp_path / "scratch")]) == 0
     said = stream.getvalue()
     assert "already lies on that disk: the copy will be no faster" in " ".join(said.split())
     long = [

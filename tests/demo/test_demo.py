@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench.feeds import list_images
 from feedrate.bench.images import CLASSES
+from feedrate.bench.loader import list_images
 from feedrate.demo.run import DemoOptions, run_demo, write_photographs
 from feedrate.errors import AlreadyExists, MissingExtra, StorageError, UsageError
 

@@ -105,7 +105,7 @@ BOUND = {
     "feedrate.doctor.hook": (set[str](), {"", "feedrate_hook.layout"}),
     "feedrate.format.containers": (
         {"fields", "keys", "raw"},
-        {"", "contract", "hdf5", "tar", "tfrecord"},
+        {"", "hdf5", "tar", "tfrecord"},
     ),
     "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "launcher"}),
     "feedrate.loader.device": (

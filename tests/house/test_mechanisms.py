@@ -37,8 +37,8 @@ STANDS_IN = {
         is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
         {
             "src/feedrate/doctor/run/processes.py",
-            "src/feedrate/format/keys.py",
-            "src/feedrate/format/storage_check.py",
+            "src/feedrate/source/folders.py",
+            "src/feedrate/format/file_checks.py",
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/tree.py",
@@ -51,7 +51,7 @@ STANDS_IN = {
             "src/feedrate/doctor/analyse/data_files.py",
             "src/feedrate/kernel/door.py",
             "src/feedrate/packing/check/describe.py",
-            "src/feedrate/source/file_list.py",
+            "src/feedrate/source/opening.py",
             "src/feedrate/scratch/source_check.py",
             "src/feedrate/remote/sources.py",
             "src/feedrate/files/tree.py",
@@ -61,9 +61,7 @@ STANDS_IN = {
     "the policy of pages": (
         is_page_policy,
         {
-            "src/feedrate/report/doctor_page.py",
             "src/feedrate/report/page.py",
-            "src/feedrate/report/quality_page.py",
         },
     ),
 }

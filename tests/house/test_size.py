@@ -67,3 +67,11 @@ def test_more_lines_than_the_budget_fail(project: Path, allowed: int, status: in
 def test_a_project_without_a_budget_is_told_so(project: Path) -> None:
     (project / "pyproject.toml").write_text("")
     assert "no src_lines" in run(project, "--check").stderr
+
+
+def test_a_reader_that_has_seen_enough_ends_it_without_a_traceback() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -u {SCRIPT} | head -1"], capture_output=True, text=True, check=False
+    )
+    assert "lines" in done.stdout
+    assert done.stderr == ""

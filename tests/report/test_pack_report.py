@@ -18,9 +18,10 @@ from feedrate.packing.check.describe import describe
 from feedrate.packing.results import PackResult, VerifyResult
 from feedrate.packing.workers import run_tasks
 from feedrate.progress import Rejection, Tick
+from feedrate.report.check import draw_description, draw_verify
 from feedrate.report.document import dump_document
+from feedrate.report.pack import draw_pack
 from feedrate.report.progress import ProgressBar
-from feedrate.report.terminal import draw_description, draw_pack, draw_verify
 from support.images import save_image
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from feedrate.fidelity.measuring import Pair, draw_pictures
 from feedrate.fidelity.results import Fidelity, Pictures
-from feedrate.report.page import draw_page
+from feedrate.report.fidelity import draw_fidelity_page
 from support.fidelity_results import NASTY, make_result
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -42,7 +42,7 @@ class Reader(HTMLParser):
 
 def test_the_page_asks_for_nothing_from_elsewhere_and_runs_nothing() -> None:
     result = make_result()
-    text = draw_page(result, make_pictures(result))
+    text = draw_fidelity_page(result, make_pictures(result))
     page = Reader()
     page.feed(text)
     assert page.tags.count("img") == 3
@@ -54,7 +54,7 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_runs_nothing() -> None:
 
 def test_names_are_shown_and_never_obeyed() -> None:
     result = make_result(source=NASTY)
-    text = draw_page(result, make_pictures(result))
+    text = draw_fidelity_page(result, make_pictures(result))
     assert "<script>" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
@@ -64,11 +64,11 @@ def test_names_are_shown_and_never_obeyed() -> None:
     [
         ({}, "good"),
         ({"pillow": dataclasses.replace(make_result().pillow, outside=3)}, "bad"),
-        ({"pillow": None}, ""),
+        ({"pillow": None}, "unsure"),
     ],
 )
 def test_the_verdict_has_its_colour(changes: dict[str, object], kind: str) -> None:
-    assert f'<p class="verdict {kind}">' in draw_page(make_result(**changes), Pictures((), ()))
+    assert f'<p class="verdict {kind}">' in draw_fidelity_page(make_result(**changes), Pictures((), ()))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
@@ -76,7 +76,7 @@ def test_the_verdict_has_its_colour(changes: dict[str, object], kind: str) -> No
 def test_a_browser_draws_the_page(tmp_path: Path, width: int, dark: bool) -> None:
     result = make_result()
     page, shot = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(draw_page(result, make_pictures(result)), encoding="utf-8")
+    page.write_text(draw_fidelity_page(result, make_pictures(result)), encoding="utf-8")
     assert BROWSER is not None
     subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",

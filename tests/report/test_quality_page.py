@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from feedrate.packing.results import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
-from feedrate.report.quality import draw_quality
-from feedrate.report.quality_page import draw_quality_page
+from feedrate.report.quality import draw_quality, draw_quality_page
 
 EVIL = "</code><script>alert(1)</script>\x1b[31m\n.jpg"
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 import feedrate.report
 from feedrate import PackOptions, pack
@@ -24,6 +26,7 @@ from feedrate.cli import main, say_error
 from feedrate.cli.output import clean_values, show
 from feedrate.errors import FeedrateError
 from feedrate.format.index import Part
+from feedrate.machine.results import Machine
 from support import paths
 from support.damage import edit_manifest, rewrite_index
 from support.hostile import NAME, make_hostile
@@ -46,7 +49,7 @@ def list_reports() -> dict[str, Callable[..., Any]]:
 
 def _names() -> dict[str, Any]:
     """Return the classes that reports import for the type checker alone."""
-    names: dict[str, Any] = {"Console": Console}
+    names: dict[str, Any] = {"Group": Group, "Machine": Machine, "Table": Table, "Text": Text}
     for path in ROOT.glob("*/results.py"):
         names |= vars(importlib.import_module(f"feedrate.{path.parent.name}.results"))
     return names
@@ -54,15 +57,18 @@ def _names() -> dict[str, Any]:
 
 def draw(function: Callable[..., Any], *, is_page: bool) -> str:
     hints = typing.get_type_hints(function, {**vars(inspect.getmodule(function)), **_names()})
-    stream = io.StringIO()
     arguments = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.default is not parameter.empty:
             continue  # how wide the report may be
-        hint = hints[name]
-        value = Console(file=stream, width=200) if hint is Console else make_hostile(hint)
-        arguments[name] = value if is_page or hint is Console else clean_values(value)
-    return function(**arguments) or stream.getvalue()
+        value = make_hostile(hints[name])
+        arguments[name] = value if is_page else clean_values(value)
+    drawn = function(**arguments)
+    if isinstance(drawn, str):
+        return drawn
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(drawn)
+    return stream.getvalue()
 
 
 def assert_harmless(text: str) -> None:
@@ -79,9 +85,7 @@ def is_page(name: str) -> bool:
 
 
 def test_there_are_reports_to_test() -> None:
-    assert {"terminal.draw_description", "quality.draw_quality", "quality_page.draw_quality_page"} <= set(
-        REPORTS
-    )
+    assert {"check.draw_description", "quality.draw_quality", "quality.draw_quality_page"} <= set(REPORTS)
     assert len(REPORTS) > 20
 
 
@@ -146,7 +150,7 @@ def strange(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         "ls p --samples 20", "quality p --html page.html", "verify p --workers 1", "unpack p out --workers 1",
         "split p a=0.5 b=0.5 --stratify", "append photos p --workers 1", "merge p p --to m --prefix",
-        "warm p", "stage p --to scratch", "index p --to i",
+        "warm p", "stage p --scratch scratch", "index p i",
     ],
 )  # fmt: skip
 def test_commands_on_a_strangers_pack_print_no_control_character(

@@ -54,7 +54,7 @@ def test_where_none_is_found_it_says_where_it_looked(monkeypatch: pytest.MonkeyP
         find_scratch()
     assert "$SLURM_TMPDIR names /nowhere, which is not there" in str(got.value)
     assert "/proc cannot be written to" in str(got.value)
-    assert "--to FOLDER" in str(got.value.hint)
+    assert "--scratch DIR" in str(got.value.hint)
 
 
 def test_a_named_folder_is_made_when_only_it_is_missing(tmp_path: Path) -> None:

@@ -138,11 +138,11 @@ def test_a_path_that_others_could_replace_is_said_when_it_is_handed_out(
 ) -> None:
     (node / "lab").mkdir()
     (node / "lab").chmod(0o777)
-    assert main(["stage", str(node / "good"), "--to", str(node / "lab")]) == 0
+    assert main(["stage", str(node / "good"), "--scratch", str(node / "lab")]) == 0
     assert (
         f"others may write to {node}/lab, which is not sticky: somebody else could" in capsys.readouterr().err
     )
-    assert main(["stage", str(node / "good"), "--to", str(node / "scr")]) == 0
+    assert main(["stage", str(node / "good"), "--scratch", str(node / "scr")]) == 0
     assert "somebody else" not in capsys.readouterr().err
 
 

@@ -33,7 +33,7 @@ import feedrate.report.progress, pyarrow
 
 def run(words, die_at):
     events = 0
-    source, target = words[1], words[3] if words[2] == "--to" else words[2]
+    source, target = words[1], words[2]
     def count(name, arguments):
         nonlocal events
         if name not in ("open", "os.rename", "os.remove", "os.mkdir", "fcntl.flock"):
@@ -152,7 +152,7 @@ def test_index_killed_at_eight_moments_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, feedrate: Callable[..., Ended]
 ) -> None:
     def index(target: Path, die_at: int = 0) -> Ended:
-        return feedrate("index", source, "--to", target, "--workers", "1", die_at=die_at)
+        return feedrate("index", source, target, "--workers", "1", die_at=die_at)
 
     before = read_tree(source)
     whole = index(tmp_path / "undisturbed")

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make JPEG files that are as hard to decode as photographs and that a small network can learn to tell apart.
+"""Images to decode when the user names none, which a small network can learn to tell apart.
 
-The numbers are those of ImageNet's photographs: size in pixels, bytes, chroma sampling, quantisation, AC
-symbols. Equal seeds give equal bytes (with the same numpy and Pillow).
-
-Make JPEG files such as a phone or a camera writes: 12 megapixels, 4:2:0, quality 92, about 4 MB.
-
-The texture is that of the small photographs, drawn larger, under the fine noise of a sensor: pictures of a
-camera are soft at the scale of single pixels. Equal seeds give equal bytes (with the same numpy and Pillow).
-
-Images to decode when the user names none: one set for each kind of dataset that people train on.
+Photographs have the numbers of ImageNet's: size in pixels, bytes, chroma sampling, quantisation, AC symbols.
+Camera pictures are what a phone or a camera writes: 12 megapixels, 4:2:0, quality 92, about 4 MB; their
+texture is that of the photographs, drawn larger, under the fine noise of a sensor, since pictures of a camera
+are soft at the scale of single pixels. Equal seeds give equal bytes (with the same numpy and Pillow).
 """
 
 from __future__ import annotations
@@ -185,8 +180,6 @@ def _draw_texture(rng: np.random.Generator, kind: str, width: int, height: int) 
 
 
 def _make_png(number: int) -> bytes:
-    from PIL import Image
-
     out = io.BytesIO()
     with Image.open(io.BytesIO(make_photograph(number).jpeg)) as image:
         image.save(out, "PNG")

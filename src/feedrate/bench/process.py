@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a function in a fresh process and watch the memory of its whole tree from outside.
+"""Run contestants in turn, each time in a fresh process, and sum their runs up: for `bench` and `demo`.
 
-Run contestants in turn, each time in a fresh process, and sum their runs up. Serves `bench` and `demo`.
+The memory of the fresh process and its workers is watched from outside; rates, waiting and CPU time are
+measured inside of it, by `measure`. `python -m feedrate.bench.process MODULE:FUNCTION` is what runs there: it
+needs none of feedrate's dependencies but psutil, so that loaders of other environments can be contestants,
+too.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypedDict, TypeVar
 
 import feedrate
 from feedrate.bench.results import BenchRun, Standing
@@ -27,6 +32,11 @@ from feedrate.stats import median, median_ratio, spread
 # often enough to see the peak of a run of seconds.
 _LOOK_EVERY_S = 0.25
 _LAST_LINES = 12
+
+Say = Callable[[str], None]
+Runner = Callable[[str, Mapping[str, object]], tuple[dict[str, Any], int]]
+Batch = TypeVar("Batch", covariant=True)
+Clock = Callable[[], float]
 
 
 class RunFailed(FeedrateError):
@@ -48,7 +58,7 @@ def run_in_process(
     """
     with tempfile.TemporaryFile() as talk:
         process = subprocess.Popen(
-            [python, "-m", "feedrate.bench.worker", function],
+            [python, "-m", "feedrate.bench.process", function],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, env=_environment(),
         )  # fmt: skip
         watch = _MemoryWatch(process.pid)
@@ -119,13 +129,9 @@ def _describe_failure(function: str, code: int, talk: IO[bytes]) -> str:
     return f"the process of {function} {how}{said}"
 
 
-Say = Callable[[str], None]
-Runner = Callable[[str, Mapping[str, object]], tuple[dict[str, Any], int]]
-
-
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A function `module:name` that returns `meter.Readings`, and what to call it with."""
+    """A function `module:name` that returns `Readings`, and what to call it with."""
 
     name: str
     function: str
@@ -148,19 +154,8 @@ def run_rounds(
                 readings, peak_bytes = runner(contestant.function, contestant.arguments)
             except RunFailed as error:
                 raise RunFailed(f"{contestant.name}: {error.message}", hint=error.hint) from None
-            runs.append(
-                BenchRun(
-                    contestant=contestant.name,
-                    round=number,
-                    images=tuple(readings["images"]),
-                    seconds=tuple(readings["seconds"]),
-                    wait_s=readings["wait_s"],
-                    cpu_s=readings["cpu_s"],
-                    first_batch_s=readings["first_batch_s"],
-                    peak_memory_bytes=peak_bytes,
-                    accuracy=readings.get("accuracy"),
-                )
-            )
+            readings = readings | {name: tuple(readings[name]) for name in ("images", "seconds")}
+            runs.append(BenchRun(contestant.name, number, **readings, peak_memory_bytes=peak_bytes))
     return tuple(runs)
 
 
@@ -189,3 +184,101 @@ def compare(after: str, before: str, runs: Sequence[BenchRun]) -> float:
         [run.images_per_s for run in runs if run.contestant == after],
         [run.images_per_s for run in runs if run.contestant == before],
     )
+
+
+class Feed(Protocol[Batch]):
+    """What gives batches: one iterator per epoch."""
+
+    def epoch(self, number: int) -> Iterator[Batch]: ...
+
+
+class Readings(TypedDict):
+    """What a worker process sends back; see `BenchRun` for the meaning."""
+
+    images: list[int]
+    seconds: list[float]
+    wait_s: float
+    cpu_s: float
+    first_batch_s: float
+    accuracy: float | None
+
+
+def measure(
+    make_feed: Callable[[], Feed[Batch]],
+    consume: Callable[[Batch], int],
+    *,
+    epochs: int,
+    clock: Clock = time.perf_counter,
+    cpu_clock: Clock | None = None,
+) -> Readings:
+    """Run one discarded and `epochs` timed epochs; `consume` takes a batch and returns its number of images.
+
+    Epochs run back to back and an epoch's time is the distance between two epoch ends: a loader that fetches
+    ahead over the boundary gains nothing, one that starts anew every epoch pays for it.
+    """
+    cpu_clock = cpu_clock or measure_tree_cpu
+    made_at = clock()
+    feed = make_feed()
+    first_batch_s = wait_s = cpu_before = ended = 0.0
+    images: list[int] = []
+    seconds: list[float] = []
+    for number in range(1 + epochs):
+        count, waited = 0, 0.0
+        batches = feed.epoch(number)
+        while True:
+            asked = clock()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            got = clock()
+            waited += got - asked
+            if number == 0 and count == 0:
+                first_batch_s = got - made_at
+            count += consume(batch)
+        now = clock()
+        if number == 0:
+            # The discarded epoch ends here; asking for CPU time takes a moment, which belongs to nobody.
+            cpu_before = cpu_clock()
+            ended = clock()
+            continue
+        images.append(count)
+        seconds.append(now - ended)
+        wait_s += waited
+        ended = now
+    return Readings(
+        images=images, seconds=seconds, wait_s=wait_s, cpu_s=cpu_clock() - cpu_before,
+        first_batch_s=first_batch_s, accuracy=None,
+    )  # fmt: skip
+
+
+def measure_tree_cpu() -> float:
+    """Return the CPU seconds of this process, of its live descendants, and of those that have ended."""
+    psutil = need("psutil")
+
+    this = psutil.Process()
+    total = 0.0
+    for process in (this, *this.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue  # it ended just now: its parent counts it
+        total += times.user + times.system + times.children_user + times.children_system
+    return float(total)
+
+
+def main() -> None:
+    """Call a function: arguments come as JSON on standard input, the result goes to standard output.
+
+    What the function itself prints goes to standard error.
+    """
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    module, _, function = sys.argv[1].partition(":")
+    found = getattr(importlib.import_module(module), function)(**json.load(sys.stdin))
+    with results:
+        json.dump(found, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,13 +8,19 @@ returns the exit code. It imports what it needs inside `run`, so that `feedrate 
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import importlib
+import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
+from feedrate.cli.output import check_targets, show
 from feedrate.errors import FeedrateError, clean
 
 COMMANDS = (
@@ -22,12 +28,16 @@ COMMANDS = (
     "add-column", "merge", "stage", "scratch", "fidelity", "bench",
 )  # fmt: skip
 
+# An interrupted one is typed again, and goes on where it was.
+RESUMABLE = ("pack", "index", "append", "stage")
+
 # Modules that are loaded make objects that stay. Looking through them after every 700, as Python does, takes
 # a tenth of the time until a command begins. A command that only packs makes 35,000.
 _OBJECTS_PER_COLLECTION = 50_000
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGINT
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,14 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = make_parser([name for name in COMMANDS if name in words[:1]] or COMMANDS).parse_args(argv)
     if argv is None and getattr(arguments, "map", None) is not None:
-        from feedrate.cli.apart import go_apart
-
         ended = go_apart(arguments.map)
         if ended is not None:
             return ended
     # Pillow's (large images, odd metadata): what matters of them ends in a command's report.
     warnings.filterwarnings("ignore", module="PIL")
     try:
+        check_targets(arguments)
         exit_code: int = arguments.run(arguments)
     except FeedrateError as error:
         say_error(error.message, error.hint)
@@ -53,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
         return EXIT_FAILED
     except KeyboardInterrupt:
-        say_error("interrupted")
+        say_error("interrupted", "run the same command again to go on" if words[0] in RESUMABLE else None)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (`| head`) has seen enough; Python would complain again while flushing.
@@ -67,8 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def say_error(message: str, hint: str | None = None) -> None:
     """Say what happened and what to type, on a line each: what strangers named begins none of its own."""
-    from feedrate.cli.output import show
-
     show(f"error: {clean(message)}\n" + (f"\nhint: {clean(hint)}\n" if hint else ""), sys.stderr)
 
 
@@ -120,6 +127,7 @@ class Parser(argparse.ArgumentParser):
 
     _typed: Sequence[str] = ()
     scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
+    late = ""  # the argument of one word that may stand behind options, or nowhere
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=Help)
@@ -132,6 +140,9 @@ class Parser(argparse.ArgumentParser):
             words = [*getattr(found, self.scattered), *rest, *getattr(found, "displaced", [])]
             setattr(found, self.scattered, sorted(words, key=self._typed.index))
             rest = unknown
+        if self.late and getattr(found, self.late) is None and rest and not rest[0].startswith("-"):
+            setattr(found, self.late, rest[0])
+            rest = rest[1:]
         return found, rest
 
     def error(self, message: str) -> NoReturn:
@@ -163,3 +174,62 @@ class Parser(argparse.ArgumentParser):
                 for name, command in action.choices.items():
                     words += [name, *command._known_words()]
         return words
+
+
+def go_apart(function: str) -> int | None:
+    """Go on in a new process, where this returns None; in the old one return its exit code when it has ended.
+
+    For a command that calls the user's code: code that ends a process on the spot (`os._exit`, a crash of
+    compiled code) leaves nothing that could say so. To be called before there are threads.
+    """
+    living, alive = os.pipe()  # the new process reads from it, and finds its end when the old one is gone
+    done, telling = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)  # signals come once, from the old process, not again from the terminal
+        os.close(alive)
+        os.close(done)
+        threading.Thread(target=_end_with_parent, args=(living,), daemon=True).start()
+        atexit.register(os.write, telling, b".")
+        return None
+    os.close(living)
+    os.close(telling)
+    sent: list[int] = []
+    _forward_signals(child, sent)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    with open(done, "rb") as end:
+        is_well = end.read() == b"."
+    os.close(alive)
+    if is_well:
+        return code
+    if -code in sent:
+        return 128 - code
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    say_error(
+        f"{function} seems to have ended the process that packs, {how}",
+        "try it on one sample in Python first; the same command goes on where this one ended",
+    )
+    return EXIT_FAILED
+
+
+def _forward_signals(child: int, sent: list[int]) -> None:
+    def forward(number: int, _: FrameType | None) -> None:
+        sent.append(number)
+        os.kill(child, number)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        os.kill(child, number)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.kill(child, signal.SIGCONT)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    signal.signal(signal.SIGTSTP, stop)
+
+
+def _end_with_parent(living: int) -> None:
+    os.read(living, 1)
+    os._exit(1)

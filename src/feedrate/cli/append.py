@@ -12,58 +12,38 @@ import argparse
 from pathlib import Path
 
 from feedrate.cli.arguments import add_engine, add_workers, read_engine
-from feedrate.cli.output import (
-    add_json_arguments,
-    add_strict,
-    check_json_target,
-    exit_code,
-    say,
-    show_result,
-    write_json,
-)
+from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.errors import UsageError
 
 
+# fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SOURCE", help="what to add: as 'feedrate pack' takes it")
-    parser.add_argument("pack", metavar="PACK", help="the pack that grows")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
-    parser.add_argument(
-        "--path-column", metavar="C", help="its column of file names (default: path, file, ...)"
-    )
-    parser.add_argument(
-        "--label-column", metavar="C", help="its column of labels (default: label, class, target)"
-    )
-    parser.add_argument(
-        "--field", action="append", metavar="NAME:KIND[=C]", dest="fields",
-        help="a further column (default: those that the pack was made with)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--skip-existing", action="store_true", help="pass over files that the pack has, by their paths"
-    )
-    parser.add_argument(
-        "--default", action="append", default=[], metavar="NAME=VALUE", dest="defaults",
-        help="the value of an added column for the new samples",
-    )  # fmt: skip
-    parser.add_argument(
-        "--map", metavar="MODULE:FUNCTION",
-        help="the function that the pack was made with; MODULE may lie in the current folder",
-    )  # fmt: skip
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="what to add: as 'feedrate pack' takes it")
+    add("pack", metavar="PACK", help="the pack that grows")
+    add("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
+    add("--path-column", metavar="C", help="its column of file names (default: path, file, ...)")
+    add("--label-column", metavar="C", help="its column of labels (default: label, class, target)")
+    add("--field", action="append", metavar="NAME:KIND[=C]", dest="fields",
+        help="a further column (default: those that the pack was made with)")
+    add("--skip-existing", action="store_true", help="pass over files that the pack has, by their paths")
+    add("--default", action="append", default=[], metavar="NAME=VALUE", dest="defaults",
+        help="the value of an added column for the new samples")
+    add("--map", metavar="MODULE:FUNCTION",
+        help="the function that the pack was made with; MODULE may lie in the current folder")
     add_workers(parser)
     add_engine(parser)
     add_strict(parser)
     add_json_arguments(parser)
+# fmt: on
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.packing.change.append import AppendOptions, append
     from feedrate.report.change import draw_append
-    from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
     from feedrate.source.options import FieldSpec
 
-    check_json_target(arguments)
     fields = arguments.fields
     options = AppendOptions(
         labels=arguments.labels,
@@ -77,23 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
         engine=read_engine(arguments),
     )
     say(f"appending {arguments.source} to {arguments.pack}")
-    try:
-        with ProgressBar() as bar:
-            result = append(arguments.source, arguments.pack, options, watch=bar.update)
-    except KeyboardInterrupt:
-        say_error("interrupted", "run the same command again to go on")
-        return EXIT_INTERRUPTED
-    if arguments.json != "-":
-        show_result(draw_append, result)
-    write_json(arguments, dump_document("append", result))
+    with ProgressBar() as bar:
+        result = append(arguments.source, arguments.pack, options, watch=bar.update)
+    emit(arguments, "append", result, draw_append)
     # A pack that nothing came to is as it was, its list of rejected samples included.
     where = f"{arguments.pack}/rejected.jsonl" if result.added else "the list above"
-    return exit_code(arguments, len(result.rejected), where)
+    return judge_rejected(arguments, len(result.rejected), where)
 
 
 def _parse_defaults(texts: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    wrong = next((text for text, pair in zip(texts, pairs, strict=True) if not pair[1]), None)
-    if wrong is not None:
-        raise UsageError(f"'{wrong}' gives no value", hint="write it like --default age=0")
-    return {name: value for name, _, value in pairs}
+    defaults = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"'{text}' gives no value", hint="write it like --default age=0")
+        defaults[name] = value
+    return defaults

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, and readers of values that argparse can complain about.
-
-Options of commands that pack: on which machines.
-"""
+"""Options that several commands share, and readers of values that argparse can complain about."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from feedrate.cli.output import say
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
 from feedrate.format.entries import parse_entries
@@ -22,12 +20,8 @@ T = TypeVar("T")
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="processes to use (default: the cores this process may use)",
-    )
+    text = "processes to use (default: the cores this process may use)"
+    parser.add_argument("--workers", type=positive, metavar="N", help=text)
 
 
 def add_entries(parser: argparse.ArgumentParser, more: str = "") -> None:
@@ -46,10 +40,25 @@ def add_allow_address(parser: argparse.ArgumentParser) -> None:
 
 
 def add_interpolation(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--interpolation", metavar="FILTER", default="bilinear",
-        help=f"of the resize: {', '.join(FILTERS)} (default: bilinear)",
-    )  # fmt: skip
+    text = f"of the resize: {', '.join(FILTERS)} (default: bilinear)"
+    parser.add_argument("--interpolation", metavar="FILTER", default="bilinear", help=text)
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    text = "side of the crops in pixels (default: 224)"
+    parser.add_argument("--size", type=positive, metavar="N", default=224, help=text)
+
+
+def add_old_spelling(parser: argparse.ArgumentParser, old: str, *, now: str) -> None:
+    """Accept an option under the name that it had, without showing it, and say the new one."""
+
+    class OldSpelling(argparse.Action):
+        def __call__(self, _parser: Any, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+            if getattr(namespace, self.dest) is None:
+                say(f"note: {old} is now {now}; the old spelling still works")
+            setattr(namespace, self.dest, value)
+
+    parser.add_argument(old, action=OldSpelling, dest=f"old_{old.strip('-')}", help=argparse.SUPPRESS)
 
 
 def positive(text: str) -> int:
@@ -99,34 +108,23 @@ def reader(parse: Callable[[str], T]) -> Callable[[str], T]:
         try:
             return parse(text)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(
-                f"{error}; {error.hint}" if error.hint else str(error)
-            ) from error
+            hint = f"; {error.hint}" if error.hint else ""
+            raise argparse.ArgumentTypeError(f"{error}{hint}") from error
 
     return read
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "on many machines, which must all see SOURCE and PACK under these paths"
-    )
-    group.add_argument(
-        "--executor", default="local", metavar="WHERE", help="local (default), slurm, or dask://HOST:PORT"
-    )
-    group.add_argument("--partition", metavar="NAME", help="of Slurm (default: Slurm's)")
-    group.add_argument(
-        "--time",
-        type=positive,
-        metavar="MINUTES",
-        help="limit of a Slurm job; the rest is begun anew (default: 60)",
-    )
-    group.add_argument("--memory", type=reader(parse_bytes), metavar="SIZE", help="of a Slurm job")
-    group.add_argument(
-        "--array-size",
-        type=positive,
-        metavar="N",
-        help="Slurm jobs at a time (default: 16); each uses --workers (1)",
-    )
+    """Add the options of commands that pack: on which machines."""
+    title = "on many machines, which must all see SOURCE and PACK under these paths"
+    add = parser.add_argument_group(title).add_argument
+    add("--executor", default="local", metavar="WHERE", help="local (default), slurm, or dask://HOST:PORT")
+    add("--partition", metavar="NAME", help="of Slurm (default: Slurm's)")
+    add("--time", type=positive, metavar="MINUTES",
+        help="limit of a Slurm job; the rest is begun anew (default: 60)")  # fmt: skip
+    add("--memory", type=reader(parse_bytes), metavar="SIZE", help="of a Slurm job")
+    add("--array-size", type=positive, metavar="N",
+        help="Slurm jobs at a time (default: 16); each uses --workers (1)")  # fmt: skip
 
 
 def read_engine(arguments: argparse.Namespace) -> Engine:

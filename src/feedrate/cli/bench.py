@@ -8,19 +8,143 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from feedrate.cli import bench_kernel, bench_loader
+from feedrate.cli.arguments import add_allow_address, add_interpolation, add_size, positive
+from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
+from feedrate.errors import NotFound, SourceError, UsageError, need
+
+SETS = ("photographs", "camera", "png")
 
 
+# fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
-    for name, module in (("loader", bench_loader), ("kernel", bench_kernel)):
-        text = (module.__doc__ or "").strip()
+
+    def add_kind(name: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        text = (run.__doc__ or "").replace("\n    ", "\n").strip()
         kind = kinds.add_parser(name, help=text.splitlines()[0], description=text)
-        module.add_arguments(kind)
-        kind.set_defaults(measure=module.run)
+        kind.set_defaults(measure=run)
+        return kind
+
+    loader = add_kind("loader", run_loader)
+    add = loader.add_argument
+    add("source", metavar="SOURCE", type=Path, help="a folder of images, a pack, or archives of images")
+    add("--rounds", type=positive, metavar="N", default=3, help="runs of each loader, in turn (default: 3)")
+    add("--epochs", type=positive, metavar="N", default=2,
+        help="timed epochs per run; one more is discarded (default: 2)")
+    add("--threads", type=positive, metavar="N",
+        help="threads or workers (default: the cores this process may use)")
+    add("--batch-size", type=positive, metavar="N", default=256, help="images per batch (default: 256)")
+    add_size(loader)
+    add_json_arguments(loader)
+
+    kernel = add_kind("kernel", run_kernel)
+    add = kernel.add_argument
+    add("source", metavar="SRC|PACK", nargs="?",
+        help="a folder of images, or a pack (default: images made here)")
+    add("--set", choices=SETS, action="append", dest="sets",
+        help="without SRC: make only this set; may be given again (default: all three)")
+    add("--images", type=positive, metavar="N", help="images of each set (default: 100; camera 6, png 30)")
+    add_size(kernel)
+    add("--rounds", type=positive, metavar="N", default=10,
+        help="runs of each decoder, in turn (default: 10)")
+    add_interpolation(kernel)
+    add_allow_address(kernel)
+    add_json_arguments(kernel)
+# fmt: on
 
 
 def run(arguments: argparse.Namespace) -> int:
-    exit_code: int = arguments.measure(arguments)
-    return exit_code
+    need("rich")  # for the tables: said before the work
+    code: int = arguments.measure(arguments)
+    return code
+
+
+def run_loader(arguments: argparse.Namespace) -> int:
+    """Compare torch's DataLoader and Pillow with feedrate.Loader.
+
+    'feedrate bench loader SOURCE' loads the images of a folder, or of a pack, through
+    torch's DataLoader with Pillow and through feedrate.Loader, in turn and each time in
+    a fresh process: random crops, flips, batches of uint8. It says images per second,
+    CPU time per image, memory, the time to the first batch, and whether the pixels agree.
+    For it a folder is packed, and a pack or an archive unpacked, into a temporary folder.
+    """
+    from feedrate.bench.loader import BenchOptions, bench_loader, require_torch
+    from feedrate.machine.cpu import count_usable_cores
+    from feedrate.report.bench import draw_bench
+
+    threads = count_usable_cores() if arguments.threads is None else arguments.threads
+    options = BenchOptions(arguments.rounds, arguments.epochs, threads, arguments.batch_size, arguments.size)
+    require_torch("the comparison is with torch's DataLoader, so it")
+    with ended_like_an_interrupt(), _files_and_pack(arguments.source) as (files, pack):
+        result = bench_loader(str(files), str(pack), options, source=str(arguments.source), say=say)
+    return emit(arguments, "bench loader", result, draw_bench)
+
+
+@contextmanager
+def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
+    """Give the same images as a folder and as a pack; what is missing is made, and removed at the end."""
+    from feedrate.packing.build.pack import pack
+    from feedrate.packing.check.unpack import unpack
+    from feedrate.packing.options import PackOptions
+    from feedrate.report.progress import ProgressBar
+
+    if not source.exists():
+        raise NotFound(f"no folder or pack at {source}")
+    with tempfile.TemporaryDirectory(prefix="feedrate-bench-") as temporary:
+        packed, files = source, source
+        if not (source / "pack.json").exists():
+            packed = Path(temporary) / "pack"
+            say(f"packing {source} into {packed} (removed at the end)")
+            with ProgressBar() as bar:
+                rejected = pack(source, packed, PackOptions(), watch=bar.update).rejected
+        if packed is source or rejected or not _holds_images(source):
+            # Files that were left out would end the other loader, and archives are no files to it.
+            files = Path(temporary) / "files"
+            say(f"unpacking {packed} into {files} (removed at the end)")
+            with ProgressBar() as bar:
+                unpack(packed, files, watch=bar.update)
+        yield files, packed
+
+
+def _holds_images(folder: Path) -> bool:
+    from feedrate.source.folders import find_images
+
+    try:
+        return folder.is_dir() and bool(find_images([folder]))
+    except SourceError:
+        return False
+
+
+def run_kernel(arguments: argparse.Namespace) -> int:
+    """Compare decoders on one thread: feedrate's kernel, Pillow, simplejpeg, OpenCV.
+
+    'feedrate bench kernel' gives every decoder the same images, crops and flips, in turn, and
+    says images per second of CPU time, how far the pixels are from Pillow's, and where the
+    kernel's time goes. simplejpeg and OpenCV take part where they are installed.
+
+    Without SRC it makes its own images in a temporary folder: photographs of 0.2 megapixel,
+    12-megapixel pictures as cameras write them, and PNG files.
+    """
+    from feedrate.bench.kernel import KernelOptions, bench_made, bench_source
+    from feedrate.report.bench import draw_kernel
+
+    if arguments.source is not None and arguments.sets:
+        raise UsageError(f"--set makes images, and {arguments.source} has its own: give one of the two")
+    options = KernelOptions(
+        arguments.images,
+        arguments.size,
+        arguments.rounds,
+        allow_addresses=tuple(arguments.allow_addresses),
+        interpolation=arguments.interpolation,
+    )
+    with ended_like_an_interrupt():
+        if arguments.source is not None:
+            result = bench_source(arguments.source, options, say=say)
+        else:
+            result = bench_made(arguments.sets or SETS, options, say=say)
+    return emit(arguments, "bench kernel", result, draw_kernel)

@@ -14,47 +14,26 @@ import argparse
 from pathlib import Path
 
 from feedrate.cli.arguments import positive
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_json_target,
-    clean_values,
-    ended_like_an_interrupt,
-    say,
-    write_json,
-)
+from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
 from feedrate.errors import need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--images", type=positive, metavar="N", default=1200, help="images to train on (default: 1200)"
-    )
-    parser.add_argument(
-        "--epochs",
-        type=positive,
-        metavar="N",
-        default=5,
-        help="timed epochs; one more is not timed (default: 5)",
-    )
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="where to write (default: a new temporary folder)"
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the images and the pack")
+    add = parser.add_argument
+    add("--images", type=positive, metavar="N", default=1200, help="images to train on (default: 1200)")
+    add("--epochs", type=positive, metavar="N", default=5,
+        help="timed epochs; one more is not timed (default: 5)")  # fmt: skip
+    add("--folder", type=Path, metavar="DIR", help="where to write (default: a new temporary folder)")
+    add("--keep", action="store_true", help="keep the images and the pack")
     add_json_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    Console = need("rich.console").Console
-
+    need("rich")
     from feedrate.demo.run import DemoOptions, run_demo
     from feedrate.report.bench import draw_demo
-    from feedrate.report.document import dump_document
 
     options = DemoOptions(arguments.images, arguments.epochs, arguments.folder, arguments.keep)
-    check_json_target(arguments)
     with ended_like_an_interrupt():
         result = run_demo(options, say=say)
-    if arguments.json != "-":
-        draw_demo(clean_values(result), Console())
-    write_json(arguments, dump_document("demo", result))
-    return 0
+    return emit(arguments, "demo", result, draw_demo)

@@ -4,7 +4,7 @@
 PATH is a folder of tar or WebDataset shards or of TFRecord files, one such file, a pattern of
 them ('train-*.tar'), an HDF5 file of contiguous datasets, or a folder of images. WebDataset shards
 and TFRecord files may also lie elsewhere: 's3://bucket/train-*.tar', or, since a web server lists
-nothing, 'https://host/train-{000..009}.tar'. Then --to is needed; each shard is brought once, to
+nothing, 'https://host/train-{000..009}.tar'. Then TARGET is needed; each shard is brought once, to
 that folder, looked at and deleted, and the loader reads the shards where they lie.
 
 The index is what a pack has beside its shards: where each sample lies, its checksum, and where
@@ -21,61 +21,45 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_entries, add_workers
-from feedrate.cli.output import (
-    add_json_arguments,
-    add_strict,
-    check_json_target,
-    exit_code,
-    say,
-    show_result,
-    write_json,
-)
+from feedrate.cli.arguments import add_entries, add_old_spelling, add_workers
+from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.errors import UsageError
 
 
+# fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", metavar="PATH", help="what to index: a folder, a file, a pattern of files, or an address"
-    )
-    parser.add_argument(
-        "--to", type=Path, metavar="FOLDER",
-        help="where the index goes (default: into the folder itself; for a file, to PATH.index; needed for an"
-        " address)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--labels",
-        type=Path,
-        metavar="FILE",
-        help="a table that says which image has which label",
-    )
-    parser.add_argument("--path-column", metavar="C", help="its column of file names (default: guessed)")
-    parser.add_argument("--label-column", metavar="C", help="its column of labels (default: guessed)")
+    parser.late = "target"  # type: ignore[attr-defined]  # options may stand before it
+    add = parser.add_argument
+    add("path", metavar="PATH", help="what to index: a folder, a file, a pattern of files, or an address")
+    add("target", nargs="?", metavar="TARGET",
+        help="the folder where the index goes (default: into the folder itself; for a file, to PATH.index; "
+        "needed for an address)")
+    add_old_spelling(parser, "--to", now="the second word: feedrate index PATH TARGET")
+    add("--labels", type=Path, metavar="FILE", help="a table that says which image has which label")
+    add("--path-column", metavar="C", help="its column of file names (default: guessed)")
+    add("--label-column", metavar="C", help="its column of labels (default: guessed)")
     add_entries(parser, "; also for a pack or an index that is there")
-    parser.add_argument(
-        "--remove-old", action="store_true",
+    add("--remove-old", action="store_true",
         help="with --entries, of a pack that is there: delete index files that were replaced, but for those "
-        "that a process of this machine has open. Nobody may read the pack from another machine",
-    )  # fmt: skip
+        "that a process of this machine has open. Nobody may read the pack from another machine")
     add_workers(parser)
     add_strict(parser)
     add_json_arguments(parser)
+# fmt: on
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.packing.change.entries import find_pack
     from feedrate.packing.indexing.local import index
     from feedrate.remote.addresses import is_url
-    from feedrate.report.document import dump_document
+    from feedrate.report.pack import draw_index
     from feedrate.report.progress import ProgressBar
-    from feedrate.report.terminal import draw_index
     from feedrate.source.in_place import check_secrets
     from feedrate.source.options import SourceOptions
 
     options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
-    check_json_target(arguments)
-    is_new = arguments.entries is None or arguments.to is not None or arguments.labels is not None
+    target = arguments.target or arguments.old_to
+    is_new = arguments.entries is None or target is not None or arguments.labels is not None
     pack = None if is_new else find_pack(arguments.path)
     if pack is not None:
         return _set_entries(arguments, pack)
@@ -87,46 +71,31 @@ def run(arguments: argparse.Namespace) -> int:
     if is_url(arguments.path):
         check_secrets(arguments.path)  # before it is said what is indexed
     say(f"indexing {arguments.path}")
-    try:
-        with ProgressBar() as bar:
-            result = index(
-                arguments.path,
-                arguments.to,
-                options=options,
-                entries=arguments.entries or "auto",
-                workers=arguments.workers,
-                watch=bar.update,
-            )
-    except KeyboardInterrupt:
-        say_error("interrupted", "run the same command again to go on")
-        return EXIT_INTERRUPTED
-    if arguments.json != "-":
-        show_result(draw_index, result)
-    write_json(arguments, dump_document("index", result))
-    return exit_code(arguments, len(result.rejected), f"{result.target}/rejected.jsonl")
+    with ProgressBar() as bar:
+        result = index(
+            arguments.path,
+            None if target is None else Path(target),
+            options=options,
+            entries=arguments.entries or "auto",
+            workers=arguments.workers,
+            watch=bar.update,
+        )
+    emit(arguments, "index", result, draw_index)
+    return judge_rejected(arguments, len(result.rejected), f"{result.target}/rejected.jsonl")
 
 
 def _set_entries(arguments: argparse.Namespace, pack: str) -> int:
-    from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.packing.change.entries import set_entries
     from feedrate.report.change import draw_entries
-    from feedrate.report.document import dump_document
     from feedrate.report.progress import ProgressBar
 
     say(f"new entry points for {pack}")
-    try:
-        with ProgressBar() as bar:
-            result = set_entries(
-                pack,
-                arguments.entries,
-                remove_old=arguments.remove_old,
-                workers=arguments.workers,
-                watch=bar.update,
-            )
-    except KeyboardInterrupt:
-        say_error("interrupted", "run the same command again to go on")
-        return EXIT_INTERRUPTED
-    if arguments.json != "-":
-        show_result(draw_entries, result)
-    write_json(arguments, dump_document("entries", result))
-    return 0
+    with ProgressBar() as bar:
+        result = set_entries(
+            pack,
+            arguments.entries,
+            remove_old=arguments.remove_old,
+            workers=arguments.workers,
+            watch=bar.update,
+        )
+    return emit(arguments, "entries", result, draw_entries)

@@ -15,37 +15,26 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import add_allow_address
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_json_target,
-    show_result,
-    write_json,
-)
+from feedrate.cli.output import add_json_arguments, emit
 
 
+# fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("packs", nargs="+", metavar="PACK", help="the packs to merge, in this order")
-    parser.add_argument("--to", required=True, metavar="PACK", help="the folder to write: a new one")
-    parser.add_argument(
-        "--prefix", action="store_true",
-        help="put the name of each pack before its keys and paths, so that equal ones may stay",
-    )  # fmt: skip
-    parser.add_argument(
-        "--refer", action="store_true", help="refer to the packs by their paths, even where links can be made"
-    )
+    add = parser.add_argument
+    add("packs", nargs="+", metavar="PACK", help="the packs to merge, in this order")
+    add("--to", required=True, metavar="PACK", help="the folder to write: a new one")
+    add("--prefix", action="store_true",
+        help="put the name of each pack before its keys and paths, so that equal ones may stay")
+    add("--refer", action="store_true",
+        help="refer to the packs by their paths, even where links can be made")
     add_allow_address(parser)
     add_json_arguments(parser)
+# fmt: on
 
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.change.merge import MergeOptions, merge
     from feedrate.report.change import draw_merge
-    from feedrate.report.document import dump_document
 
-    check_json_target(arguments)
     options = MergeOptions(arguments.prefix, arguments.refer, tuple(arguments.allow_addresses))
-    result = merge(arguments.packs, arguments.to, options)
-    if arguments.json != "-":
-        show_result(draw_merge, result)
-    write_json(arguments, dump_document("merge", result))
-    return 0
+    return emit(arguments, "merge", merge(arguments.packs, arguments.to, options), draw_merge)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a command's result goes besides the terminal: `--json`; and its talk, to standard error.
-
-Temporary folders go away, too, when a scheduler or a closing terminal ends a command.
-"""
+"""How every command ends (`emit`), and the one door to the terminal (`show`)."""
 
 from __future__ import annotations
 
@@ -29,15 +26,28 @@ def add_json_arguments(parser: argparse.ArgumentParser, *, overwritten: str = "t
     parser.add_argument("--force", action="store_true", help=f"overwrite {overwritten}")
 
 
+def add_strict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="exit with 1 when a sample was left out")
+
+
+def check_targets(arguments: argparse.Namespace) -> None:
+    """Refuse a file that cannot be written, or is there already: before the work, not after it."""
+    check_json_target(arguments)
+    if getattr(arguments, "html", None) is not None:
+        check_target(arguments.html, force=arguments.force)
+
+
 def check_json_target(arguments: argparse.Namespace) -> None:
-    """Refuse before the work, not after it."""
-    if arguments.json not in (None, "-"):
+    if getattr(arguments, "json", None) not in (None, "-"):
         check_target(Path(arguments.json), force=arguments.force)
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Refuse to write over a file, or where nothing can be written: now, and not when the work is done."""
-    if _is_there(target) and not force:
+    try:
+        is_there = target.exists()
+    except OSError:  # a name that is too long, a folder that may not be searched: writing fails, too
+        is_there = False
+    if is_there and not force:
         raise AlreadyExists(
             f"{target} is already there", hint="add --force to overwrite it, or name another file"
         )
@@ -49,13 +59,6 @@ def check_target(target: Path, *, force: bool) -> None:
         raise StorageError(
             f"cannot write {target}: {error.strerror}", hint="name a file in a folder that you may write to"
         ) from error
-
-
-def _is_there(target: Path) -> bool:
-    try:
-        return target.exists()
-    except OSError:  # a name that is too long, a folder that may not be searched: writing fails, too
-        return False
 
 
 def _try_to_write(target: Path) -> None:
@@ -74,30 +77,42 @@ def _try_to_write(target: Path) -> None:
         os.close(os.open(target, os.O_WRONLY))
 
 
+def emit(
+    arguments: argparse.Namespace,
+    command: str,
+    result: Any,
+    draw: Callable[..., Any] | None = None,
+    *,
+    path: str = "",
+    page: Callable[[], str] | None = None,
+    code: int = 0,
+) -> int:
+    """End a command: write its text, its JSON document and its page, and return its exit code.
+
+    Args:
+        command: its name in the document.
+        draw: makes the text of the result; there is none where standard output is for JSON.
+        path: written in place of a text, as it is: `DATA=$(feedrate stage SOURCE)`.
+        page: makes the page, where one was asked for.
+    """
+    from feedrate.report.document import dump_document
+
+    if arguments.json != "-" and draw is not None:
+        show_result(draw, result)
+    if arguments.json != "-" and path:
+        sys.stdout.write(path + "\n")
+    write_json(arguments, dump_document(command, result))
+    if page is not None and arguments.html is not None:
+        write_text(arguments.html, page())
+        say(f"wrote {arguments.html}")
+    return code
+
+
 def write_json(arguments: argparse.Namespace, text: str) -> None:
     if arguments.json == "-":
         sys.stdout.write(text)
     elif arguments.json is not None:
         write_text(Path(arguments.json), text)
-
-
-def add_strict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--strict", action="store_true", help="exit with 1 when a sample was left out")
-
-
-def exit_code(arguments: argparse.Namespace, rejected: int, where: str) -> int:
-    """Return what the shell should see of a command that may leave samples out."""
-    if not rejected or not arguments.strict:
-        return 0
-    from feedrate.cli import EXIT_FAILED, say_error
-
-    say_error(f"{format_count(rejected, 'sample')} left out, and --strict allows none", f"see {where}")
-    return EXIT_FAILED
-
-
-def write_path(path: str) -> None:
-    """Write the path that a command's output is, as it is: `DATA=$(feedrate stage SOURCE)`."""
-    sys.stdout.write(path + "\n")
 
 
 def write_text(target: Path, text: str) -> None:
@@ -106,6 +121,16 @@ def write_text(target: Path, text: str) -> None:
         target.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StorageError(f"cannot write {target}: {error.strerror}") from error
+
+
+def judge_rejected(arguments: argparse.Namespace, rejected: int, where: str) -> int:
+    """Return the exit code of a command that may leave samples out."""
+    if not rejected or not arguments.strict:
+        return 0
+    from feedrate.cli import EXIT_FAILED, say_error
+
+    say_error(f"{format_count(rejected, 'sample')} left out, and --strict allows none", f"see {where}")
+    return EXIT_FAILED
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
@@ -118,12 +143,21 @@ def show(text: str, stream: TextIO | None = None) -> None:
     stream.write(clean_lines(text).encode(encoding, errors="replace").decode(encoding))
 
 
-def show_result(draw: Callable[..., str], *results: Any, stream: TextIO | None = None) -> None:
-    """Draw results whose texts cannot break a line in two, and so say what feedrate does not."""
+def show_result(draw: Callable[..., Any], result: Any, stream: TextIO | None = None) -> None:
+    """Draw a result whose texts cannot break a line in two, and so say what feedrate does not.
+
+    What is drawn is a text, or for tables with a style something that rich prints.
+    """
     from feedrate.report.lines import count_columns
 
     stream = stream or sys.stdout
-    show(draw(*map(clean_values, results), width=count_columns(stream)), stream)
+    drawn = draw(clean_values(result), width=count_columns(stream))
+    if isinstance(drawn, str):
+        show(drawn, stream)
+    else:
+        from rich.console import Console
+
+        Console(file=stream).print(drawn)
 
 
 def clean_values(value: Any) -> Any:
@@ -150,7 +184,10 @@ def say(text: str) -> None:
 
 @contextmanager
 def ended_like_an_interrupt() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP, which end Python on the spot, into an exception that runs every `finally`."""
+    """Turn SIGTERM and SIGHUP into an exception, so that temporary folders go away.
+
+    These signals end Python on the spot: a scheduler and a closing terminal send them.
+    """
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

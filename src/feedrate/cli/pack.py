@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 
 from feedrate.cli.arguments import (
@@ -31,93 +32,57 @@ from feedrate.cli.arguments import (
     reader,
     whole_number,
 )
-from feedrate.cli.output import (
-    add_json_arguments,
-    add_strict,
-    check_json_target,
-    check_target,
-    exit_code,
-    say,
-    show_result,
-    write_json,
-    write_text,
-)
+from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.prelist import IMAGE_SUFFIXES, listing_early
 from feedrate.units import parse_bytes
 
 
+# fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="a folder, a file, 'a pattern-{00..17}.tar', or an address (s3://...)",
-    )
-    parser.add_argument("pack", metavar="PACK", help="the folder to write: new, or an unfinished pack")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
-    parser.add_argument(
-        "--path-column", metavar="C", help="its column of file names (default: path, file, ...)"
-    )
-    parser.add_argument(
-        "--label-column",
-        metavar="C[,C]",
-        help="its column of labels, or several, or '*': all others (default: label, class, target)",
-    )
-    parser.add_argument(
-        "--label-separator", metavar="S", help="labels hold several classes with this between them, like '|'"
-    )
-    parser.add_argument(
-        "--field", action="append", default=[], metavar="NAME:KIND[=C]", dest="fields",
+    add = parser.add_argument
+    add("source", metavar="SOURCE",
+        help="a folder, a file, 'a pattern-{00..17}.tar', or an address (s3://...)")
+    add("pack", metavar="PACK", help="the folder to write: new, or an unfinished pack")
+    add("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
+    add("--path-column", metavar="C", help="its column of file names (default: path, file, ...)")
+    add("--label-column", metavar="C[,C]",
+        help="its column of labels, or several, or '*': all others (default: label, class, target)")
+    add("--label-separator", metavar="S",
+        help="labels hold several classes with this between them, like '|'")
+    add("--field", action="append", default=[], metavar="NAME:KIND[=C]", dest="fields",
         help="a further column; kinds: image, mask, array, bytes (files), text, number, json, boxes, "
-        "label (a class), labels (several)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=whole_number, default=0, metavar="N", help="of the samples' order (default: 0)"
-    )
-    parser.add_argument(
-        "--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", help="(default: 256MB)"
-    )
-    parser.add_argument(
-        "--format", choices=("tar", "tfrecord", "hdf5"), default="tar",
-        help="what holds the samples: tar shards, TFRecord shards, or one HDF5 file (default: tar)",
-    )  # fmt: skip
-    side = parser.add_mutually_exclusive_group()
-    side.add_argument(
-        "--resize", type=positive, metavar="N", help="shrink images to N pixels on the shorter side (lossy)"
-    )
-    side.add_argument(
-        "--max-side", type=positive, metavar="N", help="shrink images to N pixels on the longer side (lossy)"
-    )
-    coding = parser.add_mutually_exclusive_group()
-    coding.add_argument(
-        "--quality", type=quality, metavar="Q", help="encode all images anew as JPEG of this quality (lossy)"
-    )
-    coding.add_argument(
-        "--raw", action="store_true", help="store pixels uncompressed: large, and nothing to decode"
-    )
-    parser.add_argument(
-        "--normalise", action="store_true",
+        "label (a class), labels (several)")
+    add("--seed", type=whole_number, default=0, metavar="N", help="of the samples' order (default: 0)")
+    add("--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE",
+        help="(default: 256MB)")
+    add("--format", choices=("tar", "tfrecord", "hdf5"), default="tar",
+        help="what holds the samples: tar shards, TFRecord shards, or one HDF5 file (default: tar)")
+    side = parser.add_mutually_exclusive_group().add_argument
+    side("--resize", type=positive, metavar="N",
+         help="shrink images to N pixels on the shorter side (lossy)")
+    side("--max-side", type=positive, metavar="N",
+         help="shrink images to N pixels on the longer side (lossy)")
+    coding = parser.add_mutually_exclusive_group().add_argument
+    coding("--quality", type=quality, metavar="Q",
+           help="encode all images anew as JPEG of this quality (lossy)")
+    coding("--raw", action="store_true", help="store pixels uncompressed: large, and nothing to decode")
+    add("--normalise", action="store_true",
         help="make upright baseline JPEGs of progressive, CMYK, rotated, PNG, ... images: losslessly where "
-             "possible, else with quality 95",
-    )  # fmt: skip
-    parser.add_argument(
-        "--keep-truncated", action="store_true",
-        help="keep images that end too early: as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does",
-    )  # fmt: skip
-    parser.add_argument(
-        "--no-scan", action="store_true",
+        "possible, else with quality 95")
+    add("--keep-truncated", action="store_true",
+        help="keep images that end too early: as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does")
+    add("--no-scan", action="store_true",
         help="pack faster: do not look where JPEGs can be entered. Loading is slower then, and damage found "
-             "when it is loaded",
-    )  # fmt: skip
+        "when it is loaded")
     add_entries(parser)
-    parser.add_argument(
-        "--map", metavar="MODULE:FUNCTION",
-        help="a function of yours that every sample goes through once; MODULE may lie in the current folder",
-    )  # fmt: skip
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
+    add("--map", metavar="MODULE:FUNCTION",
+        help="a function of yours that every sample goes through once; MODULE may lie in the current folder")
+    add("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
     add_workers(parser)
     add_engine(parser)
     add_strict(parser)
     add_json_arguments(parser, overwritten="the page and the JSON file")
+# fmt: on
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -129,7 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from feedrate.cli import EXIT_INTERRUPTED, say_error
     from feedrate.packing.build.pack import pack
     from feedrate.packing.mapping import find_map
     from feedrate.packing.options import PackOptions
@@ -160,25 +124,13 @@ def _run(arguments: argparse.Namespace) -> int:
         entries=arguments.entries or "auto",
         container=arguments.format,
     )
-    check_json_target(arguments)
-    if arguments.html is not None:
-        check_target(arguments.html, force=arguments.force)
     say(f"packing {arguments.source} into {arguments.pack}")
-    try:
-        with ProgressBar() as bar:
-            result = pack(arguments.source, arguments.pack, options, watch=bar.update)
-    except KeyboardInterrupt:
-        say_error("interrupted", "run the same command again to go on")
-        return EXIT_INTERRUPTED
-    from feedrate.report.document import dump_document
-    from feedrate.report.terminal import draw_pack
+    with ProgressBar() as bar:
+        result = pack(arguments.source, arguments.pack, options, watch=bar.update)
+    from feedrate.report.pack import draw_pack
+    from feedrate.report.quality import draw_quality_page
 
-    if arguments.json != "-":
-        show_result(draw_pack, result)
-    write_json(arguments, dump_document("pack", result))
-    if arguments.html is not None and result.quality is not None:
-        from feedrate.report.quality_page import draw_quality_page
-
-        write_text(arguments.html, draw_quality_page(arguments.pack, result.quality))
-        say(f"wrote {arguments.html}")
-    return exit_code(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")
+    found = result.quality
+    page = None if found is None else partial(draw_quality_page, arguments.pack, found)
+    emit(arguments, "pack", result, draw_pack, page=page)
+    return judge_rejected(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")

@@ -8,17 +8,11 @@ rejected, normalised, or mapped by a function of yours. Reads PACK/quality.json,
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_json_target,
-    check_target,
-    say,
-    show_result,
-    write_json,
-    write_text,
-)
+from feedrate.cli.output import add_json_arguments, emit
+from feedrate.errors import clean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.check.quality_report import read_quality
-    from feedrate.report.document import dump_document
-    from feedrate.report.quality import draw_quality
-    from feedrate.report.quality_page import draw_quality_page
+    from feedrate.report.quality import draw_quality, draw_quality_page
 
-    check_json_target(arguments)
-    if arguments.html is not None:
-        check_target(arguments.html, force=arguments.force)
-    quality = read_quality(arguments.pack)
-    if arguments.json != "-":
-        show_result(draw_quality, arguments.pack, quality)
-    write_json(arguments, dump_document("quality", quality))
-    if arguments.html is not None:
-        write_text(arguments.html, draw_quality_page(arguments.pack, quality))
-        say(f"wrote {arguments.html}")
-    return 0
+    pack, quality = arguments.pack, read_quality(arguments.pack)
+    draw, page = partial(draw_quality, clean(pack)), partial(draw_quality_page, pack, quality)
+    return emit(arguments, "quality", quality, draw, page=page)

@@ -16,51 +16,34 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from feedrate.cli.arguments import whole_number
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_json_target,
-    show_result,
-    write_json,
-)
+from feedrate.cli.output import add_json_arguments, emit
 from feedrate.errors import UsageError
 
-if TYPE_CHECKING:
-    from feedrate.packing.change.split import SplitOptions
 
-
+# fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.scattered = "parts"  # type: ignore[attr-defined]  # options may stand between them
-    parser.add_argument("pack", metavar="PACK", help="the pack to divide")
-    parser.add_argument(
-        "parts", nargs="*", metavar="NAME=SHARE",
-        help="a fraction (0.9 or 90%%), a number of samples (5000), or rest",
-    )  # fmt: skip
-    parser.add_argument(
-        "--file", nargs="+", action="extend", default=[], metavar="NAME=FILE", dest="files",
-        help="lists of the parts' samples, an original path or key per line; NAME=rest: all others",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=whole_number, default=0, metavar="N", help="another one, other parts (default: 0)"
-    )
-    parser.add_argument("--by", metavar="FIELD", help="keep samples together that have the same value of it")
-    parser.add_argument(
-        "--by-path", metavar="REGEX", help="keep samples together in whose paths it finds the same"
-    )
-    parser.add_argument("--by-folder", action="store_true", help="keep the samples of a folder together")
-    parser.add_argument(
-        "--stratify", nargs="?", const="label", metavar="FIELD", action=_Stratify,
-        help="give each part its share of each class (default field: label)",
-    )  # fmt: skip
-    parser.add_argument("--name", default="split", metavar="NAME", help="of the column (default: split)")
-    parser.add_argument(
-        "--extend", action="store_true",
-        help="give samples that were appended a part, as the split was made; no other sample moves",
-    )  # fmt: skip
-    parser.add_argument("--replace", action="store_true", help="in the place of the split that is there")
+    add = parser.add_argument
+    add("pack", metavar="PACK", help="the pack to divide")
+    add("parts", nargs="*", metavar="NAME=SHARE",
+        help="a fraction (0.9 or 90%%), a number of samples (5000), or rest")
+    add("--file", nargs="+", action="extend", default=[], metavar="NAME=FILE", dest="files",
+        help="lists of the parts' samples, an original path or key per line; NAME=rest: all others")
+    add("--seed", type=whole_number, default=0, metavar="N", help="another one, other parts (default: 0)")
+    add("--by", metavar="FIELD", help="keep samples together that have the same value of it")
+    add("--by-path", metavar="REGEX", help="keep samples together in whose paths it finds the same")
+    add("--by-folder", action="store_true", help="keep the samples of a folder together")
+    add("--stratify", nargs="?", const="label", metavar="FIELD", action=_Stratify,
+        help="give each part its share of each class (default field: label)")
+    add("--name", default="split", metavar="NAME", help="of the column (default: split)")
+    add("--extend", action="store_true",
+        help="give samples that were appended a part, as the split was made; no other sample moves")
+    add("--replace", action="store_true", help="in the place of the split that is there")
     add_json_arguments(parser)
+# fmt: on
 
 
 class _Stratify(argparse.Action):
@@ -73,31 +56,17 @@ class _Stratify(argparse.Action):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.packing.change.split import extend_split, parse_shares, split
+    from feedrate.packing.change.split import SplitOptions, extend_split, parse_shares, split
     from feedrate.report.change import draw_split
-    from feedrate.report.document import dump_document
 
-    check_json_target(arguments)
     if arguments.extend:
         if arguments.parts or arguments.files:
             raise UsageError("--extend goes by the shares that the split was made with: give no others")
-        result = extend_split(arguments.pack, arguments.name)
-    else:
-        # What stands behind --file is taken for lists.
-        rest = [text for text in arguments.files if text.endswith("=rest")]
-        arguments.files = [text for text in arguments.files if text not in rest]
-        result = split(arguments.pack, parse_shares([*arguments.parts, *rest]), _read_options(arguments))
-    if arguments.json != "-":
-        show_result(draw_split, result)
-    write_json(arguments, dump_document("split", result))
-    return 0
-
-
-def _read_options(arguments: argparse.Namespace) -> SplitOptions:
-    from feedrate.packing.change.split import SplitOptions
-
-    return SplitOptions(
-        files=_parse_files(arguments.files),
+        return emit(arguments, "split", extend_split(arguments.pack, arguments.name), draw_split)
+    # What stands behind --file is taken for lists.
+    rest = [text for text in arguments.files if text.endswith("=rest")]
+    options = SplitOptions(
+        files=_parse_files([text for text in arguments.files if text not in rest]),
         seed=arguments.seed,
         by=arguments.by,
         by_path=arguments.by_path,
@@ -106,6 +75,8 @@ def _read_options(arguments: argparse.Namespace) -> SplitOptions:
         name=arguments.name,
         replace=arguments.replace,
     )
+    result = split(arguments.pack, parse_shares([*arguments.parts, *rest]), options)
+    return emit(arguments, "split", result, draw_split)
 
 
 def _parse_files(texts: list[str]) -> dict[str, Path]:

@@ -10,13 +10,7 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import add_workers
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_json_target,
-    say,
-    show_result,
-    write_json,
-)
+from feedrate.cli.output import add_json_arguments, emit, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,15 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.check.unpack import unpack
-    from feedrate.report.document import dump_document
+    from feedrate.report.check import draw_unpack
     from feedrate.report.progress import ProgressBar
-    from feedrate.report.terminal import draw_unpack
 
-    check_json_target(arguments)
     say(f"unpacking {arguments.pack} into {arguments.folder}")
     with ProgressBar() as bar:
         result = unpack(arguments.pack, arguments.folder, workers=arguments.workers, watch=bar.update)
-    if arguments.json != "-":
-        show_result(draw_unpack, result)
-    write_json(arguments, dump_document("unpack", result))
-    return 0
+    return emit(arguments, "unpack", result, draw_unpack)

@@ -10,12 +10,7 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import add_allow_address, add_workers
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_json_target,
-    show_result,
-    write_json,
-)
+from feedrate.cli.output import add_json_arguments, emit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,21 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.cli import EXIT_FAILED, EXIT_OK
     from feedrate.packing.check.verify import verify
-    from feedrate.report.document import dump_document
+    from feedrate.report.check import draw_verify
     from feedrate.report.progress import ProgressBar
-    from feedrate.report.terminal import draw_verify
 
-    check_json_target(arguments)
     with ProgressBar() as bar:
-        result = verify(
-            arguments.pack,
-            workers=arguments.workers,
-            allow_addresses=arguments.allow_addresses,
-            watch=bar.update,
-        )
-    if arguments.json != "-":
-        show_result(draw_verify, result)
-    write_json(arguments, dump_document("verify", result))
-    return EXIT_OK if result.is_good else EXIT_FAILED
+        allowed = arguments.allow_addresses
+        result = verify(arguments.pack, workers=arguments.workers, allow_addresses=allowed, watch=bar.update)
+    return emit(arguments, "verify", result, draw_verify, code=0 if result.is_good else 1)

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from feedrate.bench.feeds import FILES, NAMES, PACK, FeedOptions, require_torch
 from feedrate.bench.images import CLASSES, make_photograph
+from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions, require_torch
 from feedrate.bench.process import Contestant, Runner, Say, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchRun, DemoResult
 from feedrate.errors import AlreadyExists, StorageError, UsageError

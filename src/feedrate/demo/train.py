@@ -18,8 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feedrate.bench.feeds import FeedOptions, Readings, list_images, make_feed, measure
 from feedrate.bench.images import CLASSES
+from feedrate.bench.loader import FeedOptions, list_images, make_feed
+from feedrate.bench.process import Readings, measure
 
 if TYPE_CHECKING:
     import torch

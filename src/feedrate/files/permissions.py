@@ -102,7 +102,7 @@ def find_distrust(info: os.stat_result, *owners: int, forbidden: int = 0o022) ->
 def _distrust(folder: Path, reason: str) -> StorageError:
     return StorageError(
         f"{folder} {reason}, so what lies there is not trusted",
-        hint="have it removed, or name another scratch folder, one of your own: --to FOLDER",
+        hint="have it removed, or name another scratch folder, one of your own: --scratch DIR",
     )
 
 

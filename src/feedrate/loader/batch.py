@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output buffers that are used again, but only when nobody can see them any more.
+"""One batch: index rows, draws, pixels, other fields, transform and collate, in any thread; and its buffers.
 
 A buffer is FREE (in the ring) or LENT. Lending wraps it in a `_Lease`; every numpy view, torch tensor or
 DLPack capsule made from the array keeps that lease alive, and only the lease's end puts the buffer back. So a
@@ -7,8 +7,6 @@ batch that the user keeps stays valid without a copy, and one that they drop cos
 
 No locks: a lease can end inside a garbage collection, in any thread, also while this thread is taking a
 buffer, and in a forked child. `deque.append` and `deque.pop` are atomic, which is all that is needed.
-
-Make one batch: index rows, draws, pixels, other fields, transform and collate. Runs in any thread.
 """
 
 from __future__ import annotations

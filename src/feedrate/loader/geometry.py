@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a batch that was decoded in several parts.
+"""One geometric draw per sample, shared by all its images, masks and boxes; and the decoding of such crops.
 
-One geometric draw per sample, shared by all its images, masks and boxes.
-
-Crops that reach beyond their image: the part inside is decoded, and put where it belongs in the crop.
+Of a crop that reaches beyond its image, the part inside is decoded, and put where it belongs in the crop.
 """
 
 from __future__ import annotations

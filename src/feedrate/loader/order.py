@@ -2,13 +2,8 @@
 """Which samples, in which order: a pure function of (seed, epoch, kind), computed and never stored.
 
 An epoch has `length` slots; an order says which sample stands in which slot. Which rank takes which slot is
-ranks.py's business, so the global order cannot depend on the number of ranks.
-
-Which samples a split holds: a share of all, or a part that 'feedrate split' stored in the pack.
-
-Choose the order that the options ask for; read the labels where weights need them.
-
-The saved state of a loader: a few numbers and words, and what must agree when it is loaded again.
+ranks.py's business, so the global order cannot depend on the number of ranks. A split says which samples an
+order is over; a saved state, where in an epoch a loader stands, and what must agree when it is loaded again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 Files are read in place: their entry points, which a pack keeps in its index, go into a temporary file. Or
 they are held in memory, one behind the other as in a pack, so that no storage is measured with them.
 
-Are these Pillow's pixels? The reference as torchvision's users have it, and how far others are from it.
+And are these Pillow's pixels? The reference as torchvision's users have it, and how far others are from it.
 """
 
 from __future__ import annotations

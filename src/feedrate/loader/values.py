@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of a sample that are not pixels: numbers, arrays, text, JSON, bytes and boxes.
 
-From numpy to what the user trains with, without a copy; and collating samples that a transform made.
+And what becomes of all fields: tensors without a copy, and batches of samples that a transform made.
 """
 
 from __future__ import annotations

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the results of `bench` and `demo`, one table each."""
+"""Results of `bench loader`, `bench kernel` and `demo` as tables and words, which rich prints."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from feedrate.bench.results import BenchResult, DemoResult, Standing
+from feedrate.bench.results import (
+    BenchResult,
+    DemoResult,
+    KernelResult,
+    KernelSet,
+    KernelStanding,
+)
 from feedrate.loader.results import PixelCheck
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
 # Two medians on a shared machine differ by this much without a reason.
 _NOISE = 0.05
+_NOT_ANTIALIASED = ("bicubic", "lanczos")  # by OpenCV
 
 
-def draw_bench(result: BenchResult, console: Console) -> None:
+def draw_bench(result: BenchResult, width: int | None = None) -> Group:  # noqa: ARG001 - rich knows it
     before, after = result.before, result.after
     table = make_table("", "images/s", "quartiles", "CPU/image", "memory", "first batch")
     for one, style in ((before, ""), (after, "bold")):
@@ -40,15 +48,12 @@ def draw_bench(result: BenchResult, console: Console) -> None:
         format_ratio(after.first_batch_s / before.first_batch_s),
     )
     rounds = 1 + max(run.round for run in result.runs)
-    console.print(
+    head = (
         f"{result.source}: {format_count(result.dataset_images, 'image')}, crops of {result.image_side} x "
         f"{result.image_side}, batches of {result.batch_size}, {result.threads} threads or workers, "
-        f"{format_count(rounds, 'round')}, files in the page cache",
-        highlight=False, markup=False,
-    )  # fmt: skip
-    console.print(table)
-    console.print(describe_pixels(result.pixels), highlight=False)
-    console.print(describe_ratio(result.ratio, before, after), style="bold", highlight=False)
+        f"{format_count(rounds, 'round')}, files in the page cache"
+    )
+    return make_report(head, table, describe_pixels(result.pixels), describe_ratio(result))
 
 
 def describe_pixels(pixels: PixelCheck) -> str:
@@ -64,41 +69,43 @@ def describe_pixels(pixels: PixelCheck) -> str:
     return f"Pixels: NOT the same: {crops} {differ} from Pillow's ({psnr}). Please report this as a bug."
 
 
-def describe_ratio(ratio: float, before: Standing, after: Standing) -> str:
+def describe_ratio(result: BenchResult | DemoResult) -> Text:
     """Return the verdict in one sentence; losses are said as plainly as gains."""
-    if ratio > 1 + _NOISE:
-        return f"{after.contestant} gives {format_ratio(ratio)} the images per second of {before.contestant}."
-    if ratio < 1 - _NOISE:
-        return f"{after.contestant} loses here: {format_ratio(ratio)} the images/s of {before.contestant}."
-    return f"No difference here beyond noise ({format_ratio(ratio)} the images per second)."
+    from rich.text import Text
+
+    ratio, before, after = format_ratio(result.ratio), result.before.contestant, result.after.contestant
+    if result.ratio > 1 + _NOISE:
+        return Text(f"{after} gives {ratio} the images per second of {before}.", "bold")
+    if result.ratio < 1 - _NOISE:
+        return Text(f"{after} loses here: {ratio} the images/s of {before}.", "bold")
+    return Text(f"No difference here beyond noise ({ratio} the images per second).", "bold")
 
 
-def draw_demo(result: DemoResult, console: Console) -> None:
+def draw_demo(result: DemoResult, width: int | None = None) -> Group:  # noqa: ARG001 - rich knows it
     before, after = result.before, result.after
     table = make_table("", before.contestant, after.contestant, "ratio")
-
-    def add(name: str, first: str, second: str, ratio: str) -> None:
-        table.add_row(name, first, second, ratio)
-
-    add(
-        "images per second",
-        f"{before.images_per_s:,.0f}",
-        f"{after.images_per_s:,.0f}",
-        format_ratio(result.ratio),
-    )
-    add("waited for data", _describe_wait(before), _describe_wait(after), _ratio(after.wait_s, before.wait_s))
-    add("CPU time per image", format_seconds(before.cpu_s_per_image), format_seconds(after.cpu_s_per_image),
-        _ratio(after.cpu_s_per_image, before.cpu_s_per_image))  # fmt: skip
-    add("peak memory", format_bytes(before.peak_memory_bytes), format_bytes(after.peak_memory_bytes),
-        _ratio(after.peak_memory_bytes, before.peak_memory_bytes))  # fmt: skip
+    rates = [f"{one.images_per_s:,.0f}" for one in (before, after)]
+    table.add_row("images per second", *rates, format_ratio(result.ratio))
+    waits = [f"{format_seconds(one.wait_s)} ({one.wait_share:.0%})" for one in (before, after)]
+    table.add_row("waited for data", *waits, _ratio(after.wait_s, before.wait_s))
+    for name, attribute, describe in (
+        ("CPU time per image", "cpu_s_per_image", format_seconds),
+        ("peak memory", "peak_memory_bytes", format_bytes),
+    ):
+        first, second = (getattr(one, attribute) for one in (before, after))
+        table.add_row(name, describe(first), describe(second), _ratio(second, first))
     if before.accuracy is not None and after.accuracy is not None:
         compared = compare_accuracies(before.accuracy, after.accuracy, result.held_out_images)
-        add("accuracy, held out", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", compared)
-    console.print(table)
-    console.print(describe_ratio(result.ratio, before, after), style="bold", highlight=False)
+        table.add_row("accuracy, held out", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", compared)
     packing = f"Packing {format_count(result.images, 'image')} took {format_seconds(result.pack_s)}, once."
-    console.print(packing, highlight=False)
-    console.print(_describe_next(result), highlight=False, markup=False)
+    following = (
+        "\nNext, with your own images:\n"
+        "  feedrate bench loader FOLDER     the same comparison on them, without training\n"
+        "  feedrate pack FOLDER PACK        pack them once\n"
+        '  feedrate.Loader("PACK", ...)     in place of the DataLoader in your script'
+    )
+    kept = [] if result.kept is None else [f"\nImages and pack are kept in {result.kept}"]
+    return make_report(table, describe_ratio(result), packing, following, *kept)
 
 
 def compare_accuracies(before: float, after: float, images: int) -> str:
@@ -110,25 +117,81 @@ def compare_accuracies(before: float, after: float, images: int) -> str:
     return f"{100 * (after - before):+.1f} points"
 
 
-def _describe_wait(one: Standing) -> str:
-    return f"{format_seconds(one.wait_s)} ({one.wait_share:.0%})"
-
-
 def _ratio(after: float, before: float) -> str:
     return format_ratio(after / before) if before else "-"
 
 
-def _describe_next(result: DemoResult) -> str:
-    lines = [
-        "",
-        "Next, with your own images:",
-        "  feedrate bench loader FOLDER     the same comparison on them, without training",
-        "  feedrate pack FOLDER PACK        pack them once",
-        '  feedrate.Loader("PACK", ...)     in place of the DataLoader in your script',
-    ]
-    if result.kept is not None:
-        lines += ["", f"Images and pack are kept in {result.kept}"]
-    return "\n".join(lines)
+def draw_kernel(result: KernelResult, width: int | None = None) -> Group:  # noqa: ARG001 - rich knows it
+    """Return per set a table of decoders, and the steps of the kernel."""
+    parts = [part for one in result.sets for part in ("", *_list_set(one, result))]
+    return make_report(*parts[1:])
+
+
+def _list_set(one: KernelSet, result: KernelResult) -> list[str | Table]:
+    side = result.image_side
+    how = "" if result.interpolation == "bilinear" else f" ({result.interpolation})"
+    head = (
+        f"{one.name}: {format_count(one.images, 'image')} ({one.mean_megapixels:.1f} megapixel, "
+        f"{format_bytes(one.mean_bytes)}), crops to {side} x {side}{how}, one thread"
+    )
+    table = make_table("", "images/CPU s", "quartiles", "feedrate is", "PSNR to Pillow")
+    for standing in one.standings:
+        is_ours = standing.contestant == "feedrate"
+        table.add_row(
+            standing.contestant,
+            _format_rate(standing.images_per_cpu_s),
+            f"{_format_rate(standing.slow_images_per_cpu_s)}-{_format_rate(standing.fast_images_per_cpu_s)}",
+            "" if is_ours else format_ratio(standing.ratio),
+            describe_psnr(standing),
+            style="bold" if is_ours else "",
+        )
+    steps = ["where feedrate's time goes, per image:"] if one.stages else []
+    steps += [f"  {s.name:<22}{_format_step(s.cpu_s_per_image):>8}  {s.what}" for s in one.stages]
+    notes = describe_exceptions(one)
+    if result.interpolation in _NOT_ANTIALIASED and any("OpenCV" in s.contestant for s in one.standings):
+        notes.append(
+            f"OpenCV's {result.interpolation} does not antialias: it leaves pixels out, which is less work"
+        )
+    return [head, table, *steps, *notes]
+
+
+def describe_psnr(standing: KernelStanding) -> str:
+    if standing.contestant == "Pillow":
+        return ""
+    return "equal" if standing.mean_psnr_db is None else f"{standing.mean_psnr_db:.1f} dB"
+
+
+def describe_exceptions(one: KernelSet) -> list[str]:
+    """Return what did not take part, or took part in another way than one might think."""
+    lines = []
+    if one.by_pillow:
+        why = ", ".join(f"{count:,} {reason}" for reason, count in one.by_pillow.items())
+        lines.append(f"feedrate leaves {sum(one.by_pillow.values()):,} of them to Pillow ({why})")
+    for why in dict.fromkeys(one.left_out.values()):
+        names = "; ".join(name for name, reason in one.left_out.items() if reason == why)
+        lines.append(f"left out: {names}: {why}")
+    if one.rejected:
+        first = one.rejected[0]
+        images = format_count(len(one.rejected), "image")
+        lines.append(f"not decoded by anyone: {images}, e.g. {first.path}: {first.reason}")
+    return lines
+
+
+def _format_rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
+
+
+def _format_step(seconds: float) -> str:
+    # A difference of two measurements may come out below zero; that is then what was measured.
+    return format_seconds(seconds) if seconds >= 0 else f"-{format_seconds(-seconds)}"
+
+
+def make_report(*parts: str | Text | Table) -> Group:
+    """Put texts and tables below each other; a text is shown as it is, whatever rich would read in it."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(*(Text(part) if isinstance(part, str) else part for part in parts))
 
 
 def make_table(*columns: str) -> Table:

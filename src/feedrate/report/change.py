@@ -11,8 +11,15 @@ from feedrate.packing.results import (
     MergeResult,
     SplitResult,
 )
-from feedrate.report.lines import Command, Line, lay_out
-from feedrate.report.terminal import most, rejection_lines, table_lines
+from feedrate.report.lines import (
+    Command,
+    Line,
+    lay_out,
+    name_largest,
+    name_some,
+    rejection_lines,
+    table_lines,
+)
 from feedrate.units import format_bytes, format_count, format_seconds, shell_quote
 
 
@@ -23,7 +30,7 @@ def draw_split(result: SplitResult, width: int | None = None) -> str:
         classes = result.class_counts.get(name)
         share = count / max(result.samples, 1)
         words = f"{format_count(count, 'sample')}{groups}, {share:.2%}"
-        rows.append((name, words + (f" ({most(classes)})" if classes else "")))
+        rows.append((name, words + (f" ({name_largest(classes)})" if classes else "")))
     if result.least_even is not None:
         rows.append(("classes", _describe_evenness(result.least_even)))
     again = " again" if result.replaced else ""
@@ -48,7 +55,7 @@ def draw_column(result: ColumnResult, width: int | None = None) -> str:
     verb = "replaced" if result.replaced else "added"
     counts = result.class_counts
     rows = [
-        ("classes", f"{len(counts):,}: {most(counts)}" if counts else ""),
+        ("classes", f"{len(counts):,}: {name_largest(counts)}" if counts else ""),
         ("default", f"for {format_count(result.defaults, 'sample')}" if result.defaults else ""),
         ("unused", f"{format_count(result.unused, 'row')} about no sample" if result.unused else ""),
         ("size", format_bytes(result.size_bytes)),
@@ -72,17 +79,13 @@ def draw_entries(result: EntriesResult, width: int | None = None) -> str:
         ("time", format_seconds(result.seconds)),
         ("removed", format_count(len(removed), "old index file") if removed else ""),
         ("old", f"{format_count(len(result.old_parts), 'index file')} kept for whoever has the pack open: "
-                f"{_name_some(result.old_parts)}" if result.old_parts else ""),
+                f"{name_some(result.old_parts, 2)}" if result.old_parts else ""),
     ]  # fmt: skip
     lines: list[Line] = [head, *table_lines(rows)]
     if result.old_parts:
         command = f"feedrate index {shell_quote(result.pack)} --entries {result.entries} --remove-old"
         lines += ["", Command(f"when nobody reads it any more: {command}")]
     return lay_out(lines, width)
-
-
-def _name_some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
 
 
 def draw_merge(result: MergeResult, width: int | None = None) -> str:
@@ -111,7 +114,7 @@ def draw_append(result: AppendResult, width: int | None = None) -> str:
     total = format_count(result.samples, "sample")
     skipped = f"{format_count(result.skipped, 'file')} the pack has already" if result.skipped else ""
     if not result.added:
-        rejected = rejection_lines("rejected", result.rejected, None)
+        rejected = rejection_lines("rejected", result.rejected)
         return lay_out([f"nothing new in {result.source}: {skipped}", *rejected], width)
     size, shards = format_bytes(result.size_bytes), format_count(result.shards, "shard")
     rows = [

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate doctor --html`: one file that needs no network, no script and no other file.
-
-Its policy forbids the browser to fetch or run anything at all; whatever comes from the user's run is escaped.
-"""
+"""`feedrate doctor --html`: whatever comes from the user's run is escaped."""
 
 from __future__ import annotations
 
@@ -12,56 +9,36 @@ from collections.abc import Mapping, Sequence
 from feedrate.doctor.results import Diagnosis, Finding, HotLine, Rate, Remedy, SamplePart, TimeShare
 from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
-from feedrate.report.page import describe_machine, show
+from feedrate.report.page import draw_frame, draw_section, show, show_sentence
 from feedrate.units import format_count, is_number
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def draw_doctor_page(diagnosis: Diagnosis) -> str:
     """Return the page as HTML."""
     command = shlex.join(diagnosis.command)
     sections = (
-        _section("What would help", _remedies(diagnosis.remedies))
+        draw_section("What would help", _remedies(diagnosis.remedies))
         if diagnosis.run.steps
-        else _section("What to do", _cures(diagnosis.remedies)),
-        _section("Why", "".join(_finding(one, diagnosis) for one in diagnosis.findings)),
-        _section("Where a step's time goes", _draw_split(diagnosis.split)),
-        _section("Where a sample's time goes", _draw_sample(diagnosis.sample)),
-        _section("Step by step", _draw_steps(diagnosis)),
-        _section("What each part could do", _draw_rates(diagnosis.rates)),
-        _section("Busy lines of code", _hot_lines(diagnosis.hot_lines)),
-        _section("What the machine did", _draw_curves(diagnosis)),
-        _section("Machine and data", _facts({one.name: one.value for one in diagnosis.facts})),
-        _section("What was done and seen", _run(diagnosis)),
+        else draw_section("What to do", _cures(diagnosis.remedies)),
+        draw_section("Why", "".join(_finding(one, diagnosis) for one in diagnosis.findings)),
+        draw_section("Where a step's time goes", _draw_split(diagnosis.split)),
+        draw_section("Where a sample's time goes", _draw_sample(diagnosis.sample)),
+        draw_section("Step by step", _draw_steps(diagnosis)),
+        draw_section("What each part could do", _draw_rates(diagnosis.rates)),
+        draw_section("Busy lines of code", _hot_lines(diagnosis.hot_lines)),
+        draw_section("What the machine did", _draw_curves(diagnosis)),
+        draw_section("Machine and data", _facts({one.name: one.value for one in diagnosis.facts})),
+        draw_section("What was done and seen", _run(diagnosis)),
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>feedrate doctor: {show(command)}</title>
-<style>{charts.STYLE}</style>
-</head>
-<body>
-<h1>{"Is it slow?" if words.is_healthy(diagnosis) else "Why is it slow?"}</h1>
-<p class="soft"><code>{show(command)}</code></p>
-<p class="verdict{" good" if words.is_healthy(diagnosis) else ""}">{show(words.verdict(diagnosis))}</p>
-{_figures(diagnosis)}
-{"".join(sections)}
-<p class="soft"><small>{show(describe_machine(diagnosis.machine))}</small></p>
-</body>
-</html>
-"""
-
-
-def _section(title: str, body: str) -> str:
-    return f"\n<section>\n<h2>{title}</h2>\n{body}\n</section>" if body else ""
-
-
-def _sentence(text: str) -> str:
-    return show(text[:1].upper() + text[1:])
+    return draw_frame(
+        f"feedrate doctor: {command}",
+        _figures(diagnosis) + "".join(sections),
+        heading="Is it slow?" if words.is_healthy(diagnosis) else "Why is it slow?",
+        lead=f"<code>{show(command)}</code>",
+        verdict=words.verdict(diagnosis),
+        tone="good" if words.is_healthy(diagnosis) else "",
+        machine=diagnosis.machine,
+    )
 
 
 def _figures(diagnosis: Diagnosis) -> str:
@@ -99,8 +76,8 @@ def _remedies(remedies: Sequence[Remedy]) -> str:
 def _cures(remedies: Sequence[Remedy]) -> str:
     """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
     return "".join(
-        f"<article><h3>{_sentence(one.title)}</h3>"
-        + (f'<p class="soft">{_sentence(one.note)}</p>' if one.note else "")
+        f"<article><h3>{show_sentence(one.title)}</h3>"
+        + (f'<p class="soft">{show_sentence(one.note)}</p>' if one.note else "")
         + "".join(f"<pre>{show(line)}</pre>" for line in (one.command, one.change) if line)
         + "</article>"
         for one in remedies
@@ -121,10 +98,10 @@ def _remedy(one: Remedy, start: float, end: float) -> str:
         typed += f'<p class="soft">What this does not do, or does otherwise:</p><ul>{rows}</ul>'
     return f"""
 <article><div class="remedy">
-<h3>{_sentence(one.title)}</h3>
+<h3>{show_sentence(one.title)}</h3>
 <div><span class="gain">{one.gain}</span> <small>{show(", ".join(said))}</small>
 {charts.draw_interval(one.low, one.predicted_speedup, one.high, start=start, end=end)}</div></div>
-{f'<p class="soft">{_sentence(one.note)}</p>' if one.note else ""}{typed}</article>"""
+{f'<p class="soft">{show_sentence(one.note)}</p>' if one.note else ""}{typed}</article>"""
 
 
 def _finding(one: Finding, diagnosis: Diagnosis) -> str:
@@ -161,7 +138,7 @@ def _run(diagnosis: Diagnosis) -> str:
     cost = diagnosis.overhead
     probed = f" ({cost.probed_steps:,} probed against {cost.unprobed_steps:,} unprobed steps)" if cost else ""
     return f"""
-<p>{_sentence(words.end(run))}; {words.seconds(run.seconds)}.
+<p>{show_sentence(words.end(run))}; {words.seconds(run.seconds)}.
 {format_count(run.warmup_steps, "step")} of warm-up left out of the figures.</p>
 {f"<p>Experiments, in order:</p><ul>{done}</ul>" if done else ""}
 {f"<p>Not seen:</p><ul>{unseen}</ul>" if unseen else ""}

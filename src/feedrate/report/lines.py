@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines and rows of tables as text: aligned by what a terminal shows, wrapped between words at its edge."""
+"""Lines and rows of tables as text: aligned by what a terminal shows, wrapped between words at its edge.
+
+Also the lines that several reports share: tables of names and values, counts, rejected samples.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TextIO
+
+from feedrate.progress import Rejection
 
 # A sentence, or a row of a table: rows that follow each other are aligned, but for the last cell of each.
 Line = str | tuple[str, ...]
 _INDENT = "  "
 _GAP = "  "
 _NARROWEST = 40  # columns: a table in fewer is not read
+_FEW = 5  # of names or reasons in one list
 _LEAST_ROOM = 24  # cells for the last column of a table; with fewer it moves to lines of its own
 
 
@@ -152,3 +159,41 @@ def _lay_row(row: tuple[str, ...], cells: Sequence[int], starts: set[int], width
             lines += [(front + cell).rstrip()] if width is None else wrap(cell, width, front, rest)
             front = rest + " " * cells[i] + _GAP
     return lines
+
+
+def table_lines(rows: Iterable[tuple[str, ...]]) -> list[Line]:
+    """Return the rows that say something, their names at least as wide as in the other reports."""
+    return [(f"{name:<7}", *cells) for name, *cells in rows if cells[-1]]
+
+
+def rejection_lines(title: str, rejections: Sequence[Rejection], footer: str = "") -> list[Line]:
+    if not rejections:
+        return []
+    lines: list[Line] = ["", f"{title}: {len(rejections):,}"]
+    reasons = Counter(r.reason for r in rejections)
+    for reason, count in reasons.most_common(_FEW):
+        paths = [r.path for r in rejections if r.reason == reason]
+        lines.append((f"{count:>7,}", f"{reason}: {name_some(paths)}"))
+    if len(reasons) > _FEW:
+        lines.append(f"  {len(reasons) - _FEW:,} more reasons")
+    return [*lines, f"  {footer}"] if footer else lines
+
+
+def name_some(names: Sequence[str], few: int = 3) -> str:
+    return ", ".join(names[:few]) + (", ..." if len(names) > few else "")
+
+
+def name_largest(counts: Mapping[str, int]) -> str:
+    """Return `cat 7, dog 5`, the largest first."""
+    return name_some([f"{name} {count:,}" for name, count in Counter(counts).most_common()], _FEW)
+
+
+def count_words(counts: Mapping[str, int], noun: str = "", few: int = _FEW) -> str:
+    """Return `7 CMYK, 5 rotated, 2 others`, or of a noun `7 .txt, 5 .md, 2 other files`."""
+    most = Counter(counts).most_common(few)
+    words = [f"{count:,} {name or 'without suffix'}" for name, count in most]
+    rest = sum(counts.values()) - sum(count for _, count in most)
+    if rest:
+        words.append(f"{rest:,} {'other' if noun or rest == 1 else 'others'}")
+    plural = "" if (rest or sum(counts.values())) == 1 else "s"
+    return ", ".join(words) + (f" {noun}{plural}" if noun else "")

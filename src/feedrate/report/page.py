@@ -1,176 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate fidelity --html`: one file that needs no network, no script and no other file.
+"""The frame of every page that a command writes with `--html`, and the one door to it (`show`).
 
-Pictures stand in it as data: URIs. Its policy forbids the browser to fetch anything at all, and names of
-files, which may come from strangers, are escaped.
+A page is one file that needs no network, no script and no other file. Its policy forbids the browser to fetch
+or run anything at all; pictures stand in it as data: URIs. What is not feedrate's own text goes through
+`show`.
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
-from html import escape
+from typing import TYPE_CHECKING
 
 from feedrate.errors import clean
-from feedrate.fidelity.results import Comparison, Fidelity, Picture, Pictures
-from feedrate.machine.results import Machine
-from feedrate.report.fidelity import (
-    describe_comparison,
-    describe_difference,
-    describe_rest,
-    describe_sample,
-    describe_verdict,
-    format_share,
-    list_comparisons,
-)
 
+if TYPE_CHECKING:
+    from feedrate.machine.results import Machine
+
+# Light and dark, wide and narrow, on a screen and on paper.
 _STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --soft: #59636e; --back: #ffffff; --panel: #f4f6f8;
-  --line: #d5dae0; --good: #1a7f37; --bad: #c0272d; --unsure: #8a5a00;
-  --level0: #3b7dd8; --level1: #9cc3f5; --level2: #f2b84b; --level3: #d8483b; }
+  --line: #d5dae0; --good: #1a7f37; --bad: #c0272d; --accent: #2f6fd0;
+  --exposed: #d8483b; --hidden: #f0b4ad; --copy: #e09f2d; --forward: #3b7dd8; --backward: #1f4f96;
+  --optimizer: #86b3ec; --sync: #8e5bc4; --save: #8a6d4f; --validation: #2f9e78; --other: #aab3bd;
+  --cpu: #3b7dd8; --queue: #e09f2d; --blocked: #8b95a1; --shade: #eef1f4; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e6eaef; --soft: #9aa5b1; --back: #14171b; --panel: #1e2329; --line: #363d46;
-    --good: #4ac26b; --bad: #ff7b72; --unsure: #e3b341;
-    --level0: #3b7dd8; --level1: #86b3ec; --level2: #e0a93f; --level3: #e5604f; } }
+    --good: #4ac26b; --bad: #ff7b72; --accent: #6ea8f7;
+    --exposed: #e5604f; --hidden: #8a4a44; --copy: #e0a93f; --forward: #4c8be0; --backward: #2f62ad;
+    --optimizer: #9cc3f5; --sync: #a97bdb; --save: #a58a6b; --validation: #41b58c; --other: #606a75;
+    --cpu: #4c8be0; --queue: #e0a93f; --blocked: #77828e; --shade: #1b2026; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 3rem; background: var(--back);
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem 1rem 3rem; background: var(--back);
   color: var(--text); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-h3 { font-size: .95rem; margin: 0; }
-p { margin: .25rem 0; } .soft { color: var(--soft); }
-.verdict { border-left: .4rem solid var(--unsure); background: var(--panel); padding: .75rem 1rem;
-  margin: 1rem 0; font-weight: 600; border-radius: .25rem; }
-.verdict.good { border-color: var(--good); } .verdict.bad { border-color: var(--bad); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .5rem 0; }
-dt { color: var(--soft); } dd { margin: 0; }
-.bar { display: flex; height: .9rem; border-radius: .25rem; overflow: hidden; background: var(--line);
+h2 { font-size: 1.15rem; margin: 2.25rem 0 .25rem; }
+h3 { font-size: 1rem; margin: 0; }
+p { margin: .25rem 0; } ul { margin: .35rem 0; padding-left: 1.2rem; }
+.soft, small { color: var(--soft); } small { font-size: .875rem; }
+code, pre { font-family: ui-monospace, monospace; font-size: .875rem; }
+pre { white-space: pre-wrap; background: var(--panel); border: 1px solid var(--line); padding: .4rem .7rem;
+  border-radius: .25rem; margin: .35rem 0; user-select: all; }
+.verdict { border-left: .4rem solid var(--bad); background: var(--panel); padding: .85rem 1.1rem;
+  margin: 1rem 0; font-size: 1.1rem; font-weight: 600; border-radius: .25rem; }
+.verdict.good { border-color: var(--good); }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap:
+  .6rem; margin: 1rem 0 0; }
+.figures div { border: 1px solid var(--line); border-radius: .25rem; padding: .45rem .75rem; }
+.figures dt { color: var(--soft); font-size: .875rem; }
+  .figures dd { margin: 0; font-size: 1.1rem; font-weight: 600; }
+article { border-top: 1px solid var(--line); padding: .75rem 0; }
+.remedy { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.15fr); gap: .25rem 1.5rem; }
+.gain { font-weight: 600; white-space: nowrap; }
+.track { position: relative; height: 1.1rem; margin: .3rem 0 0; border-radius:
+  .2rem; background: var(--shade); }
+.track i { position: absolute; top: 0; bottom: 0; border-radius: .2rem; }
+.track .reach { background: var(--accent); opacity: .35; }
+.track .point { width: 4px; margin-left: -2px; background: var(--accent); }
+.track .one { width: 1px; background: var(--soft); border-radius: 0; }
+.ticks { position: relative; height: 1.2rem; color: var(--soft); font-size: .8rem; }
+.ticks span { position: absolute; white-space: nowrap; transform: translateX(-50%); }
+.scale { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem; }
+.bar { display: flex; height: 1.4rem; border-radius: .25rem; overflow: hidden; background: var(--shade);
   margin: .75rem 0 .35rem; }
-.bar span { min-width: 2px; }
+.bar.small { height: .8rem; margin: .3rem 0; } .bar span { min-width: 0; }
 .key { display: flex; flex-wrap: wrap; gap: .1rem 1.25rem; color: var(--soft); font-size: .875rem;
-  padding: 0; margin: 0; list-style: none; }
-.key i { display: inline-block; width: .75rem; height: .75rem; border-radius: .15rem; margin-right: .4rem; }
-.l0 { background: var(--level0); } .l1 { background: var(--level1); }
-.l2 { background: var(--level2); } .l3 { background: var(--level3); }
-article { border-top: 1px solid var(--line); padding: 1rem 0; }
-.trio { display: grid; grid-template-columns: repeat(3, minmax(0, var(--side))); gap: .75rem;
+  padding: 0; margin: .25rem 0; list-style: none; }
+.key i, .dot { display: inline-block; width: .75rem; height: .75rem; border-radius: .15rem; margin-right:
+  .4rem; }
+.exposed { background: var(--exposed); fill: var(--exposed); }
+  .hidden { background: var(--hidden); fill: var(--hidden); }
+.copy { background: var(--copy); fill: var(--copy); }
+  .forward { background: var(--forward); fill: var(--forward); }
+.backward { background: var(--backward); fill: var(--backward); }
+.optimizer { background: var(--optimizer); fill: var(--optimizer); }
+.sync { background: var(--sync); fill: var(--sync); } .save { background: var(--save); fill: var(--save); }
+.validation { background: var(--validation); fill: var(--validation); }
+.other { background: var(--other); fill: var(--other); }
+.cpu { background: var(--cpu); } .queue { background: var(--queue); } .blocked { background: var(--blocked); }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th { color: var(--soft); font-weight: 400; text-align: left; }
+th, td { padding: .2rem .75rem .2rem 0; vertical-align: top; border-bottom: 1px solid var(--line); }
+td:first-child { min-width: 6.5rem; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.wide { width: 40%; }
+svg { display: block; width: 100%; }
+.chart { position: relative; border-bottom: 1px solid var(--line); margin-top: .5rem; }
+.chart .top { color: var(--soft); font-size: .8rem; }
+.steps { height: 11rem; } .ranks .steps { height: 4rem; } .ranks .chart, .ranks .phases { margin-left: 4rem; }
+.ranks .top { position: absolute; left: -4rem; width: 3.6rem; }
+.cut { background: linear-gradient(90deg, var(--cpu) 85%, var(--shade)); }
+.over { fill: var(--text); } .shade { fill: var(--shade); }
+.phases { display: flex; font-size: .8rem; color: var(--soft); }
+.phases span { box-shadow: inset 2px 0 var(--line); text-indent: .4rem; min-width: 0; overflow: hidden;
+  text-overflow: ellipsis; white-space: nowrap; }
+.phases .real { box-shadow: inset 2px 0 var(--accent); color: var(--text); }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem 1.5rem;
   margin-top: .5rem; }
-figure { margin: 0; } figcaption { color: var(--soft); font-size: .875rem; }
-img { display: block; width: 100%; height: auto; outline: 1px solid var(--line); background: #000; }
-pre { white-space: pre-wrap; background: var(--panel); padding: .75rem 1rem; border-radius: .25rem;
-  font-size: .875rem; }
-@media (max-width: 34rem) { .trio { gap: .4rem; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; } }
+figure { margin: 0; } figcaption { font-size: .875rem; }
+figcaption small { display: block; } .curves svg { height: 4.5rem; }
+.curve { fill: none; stroke: var(--accent); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
+.limit { stroke: var(--bad); stroke-width: 1; stroke-dasharray: 4 3; vector-effect: non-scaling-stroke; }
+.frame { fill: var(--panel); }
+.facts { display: grid; grid-template-columns: minmax(8rem, max-content) 1fr; gap: .15rem 1.25rem; margin:
+  .5rem 0; }
+.facts dt { color: var(--soft); } .facts dd { margin: 0; }
+@media (max-width: 40rem) { .remedy { grid-template-columns: 1fr; }
+  .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: .4rem; }
+  .wide { display: none; } .number.soft { white-space: normal; } }
+@media print { body { max-width: none; padding: 0; font-size: 10pt; }
+  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  article, figure, .chart, tr { break-inside: avoid; } h2 { break-after: avoid; } }
 """
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_EQUAL_PAIRS = 2
-_SMALLEST_PX = 200  # smaller crops are shown enlarged, larger ones as they are where there is room
-_LEVELS = ("identical", "differ by 1 level of 255", "differ by 2", "differ by more")
 
 
 def show(text: str) -> str:
     """Return text for HTML, without anything that a browser or a terminal would obey: the pages' door."""
+    from html import escape  # it brings a table of all HTML entities, which a command without a page need not
+
     return escape(clean(text))
 
 
-def draw_page(result: Fidelity, pictures: Pictures) -> str:
-    """Return the page as HTML."""
-    verdict = describe_verdict(result)
-    kind = verdict.partition(":")[0]
-    compared = list_comparisons(result)
-    pairs = [
-        _pictures(found, pictures.originals if found is result.originals else pictures.pillow, result)
-        for _, found in compared
-    ]
-    rest = describe_rest(result)
-    aside = f"<h2>Besides</h2>\n<pre>{chr(10).join(map(show, rest))}</pre>" if rest else ""
+def show_sentence(text: str) -> str:
+    return show(text[:1].upper() + text[1:])
+
+
+def draw_section(title: str, body: str) -> str:
+    """Return a section, or nothing where there is nothing to show."""
+    return f"\n<section>\n<h2>{show(title)}</h2>\n{body}\n</section>" if body else ""
+
+
+def draw_frame(
+    title: str,
+    body: str,
+    *,
+    heading: str,
+    lead: str,
+    verdict: str,
+    tone: str = "",
+    style: str = "",
+    machine: Machine | None = None,
+) -> str:
+    """Return a whole page.
+
+    Args:
+        title: of the browser's window.
+        body: HTML; and so is `lead`, the line below the heading.
+        verdict: one sentence; `tone` is the class of its colour: good, or none for bad.
+        style: rules beside those that all pages have.
+        machine: where the command ran, for the foot of the page.
+    """
+    foot = "" if machine is None else f'<p class="soft"><small>{show(describe_machine(machine))}</small></p>'
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>feedrate fidelity: {show(result.source)}</title>
-<style>{_STYLE}</style>
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{show(title)}</title>
+<style>{_STYLE}{style}</style>
 </head>
 <body>
-<h1>Are these Pillow's pixels?</h1>
-<p class="soft">{show(describe_sample(result))}</p>
-<p class="verdict {kind if kind in ("good", "bad") else ""}">{show(verdict[:1].upper() + verdict[1:])}</p>
-{"".join(_summary(title, found) for title, found in compared)}
-{aside}
-{"".join(pairs)}
-<p class="soft"><small>{show(describe_machine(result.machine))}</small></p>
+<h1>{show(heading)}</h1>
+<p class="soft">{lead}</p>
+<p class="{f"verdict {tone}".rstrip()}">{show(verdict)}</p>
+{body}
+{foot}
 </body>
 </html>
 """
-
-
-def _summary(title: str, found: Comparison) -> str:
-    # The bar and its key say what the line on pixels says.
-    lines = "".join(
-        f"<dt>{show(name)}</dt><dd>{show(text)}</dd>"
-        for name, text in describe_comparison(found)
-        if name != "pixels"
-    )
-    return f"""
-<section>
-<h2>{show(title[:1].upper() + title[1:])}</h2>
-<dl>{lines}</dl>
-{_bar(found)}
-</section>"""
-
-
-def _pictures(found: Comparison, pictures: Sequence[Picture], result: Fidelity) -> str:
-    other = "Pillow" if found is result.pillow else "the originals"
-    if found.mean_psnr_db is None:
-        # Equal pictures have nothing to show but that they are what one thinks they are.
-        pictures, title = pictures[:_EQUAL_PAIRS], f"For a look: equal to {other}"
-    else:
-        title = f"Differ most from {other}"
-    return f"""
-<section style="--side: {max(result.image_side, _SMALLEST_PX)}px">
-<h2>{title}</h2>
-{"".join(_article(one, "Pillow" if found is result.pillow else "original, by Pillow") for one in pictures)}
-</section>"""
-
-
-def _bar(found: Comparison) -> str:
-    shares = list(zip(found.level_shares, _LEVELS, strict=True))
-    parts = "".join(
-        f'<span class="l{i}" style="flex: {share:.6f} 0 0"></span>'
-        for i, (share, _) in enumerate(shares)
-        if share
-    )
-    key = "".join(
-        f'<li><i class="l{i}"></i>{format_share(share)} {name}</li>' for i, (share, name) in enumerate(shares)
-    )
-    return f'<div class="bar" role="presentation">{parts}</div><ul class="key">{key}</ul>'
-
-
-def _article(picture: Picture, other: str) -> str:
-    one = picture.difference
-    left, top, right, bottom = one.box
-    flipped = ", flipped" if one.flip else ""
-    crop = f"{right - left} x {bottom - top} pixels at {left}, {top} of {one.width} x {one.height}{flipped}"
-    figures = "".join(
-        f'<figure><img alt="{show(alt)}" src="{_uri(png)}"><figcaption>{show(alt)}</figcaption></figure>'
-        for alt, png in (
-            ("feedrate", picture.ours),
-            (other, picture.theirs),
-            ("no difference" if one.psnr_db is None else f"difference x {picture.gain}", picture.amplified),
-        )
-    )
-    return f"""
-<article>
-<h3>{show(one.name)}</h3>
-<p class="soft">{show(describe_difference(one))}; {crop}</p>
-<div class="trio">{figures}</div>
-</article>"""
-
-
-def _uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def describe_machine(machine: Machine) -> str:

@@ -1,15 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quality of a dataset in words: for the terminal, and for the page, which says the same."""
+"""The quality of a dataset, in words for the terminal and as a page that says the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from feedrate.packing.results import ClassSize, ImageSize, Oddity, Quality
 from feedrate.report.lines import Line, lay_out
+from feedrate.report.page import draw_frame, draw_section, show, show_sentence
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
+if TYPE_CHECKING:  # as in `report.pack`, which needs a few lines of this
+    from feedrate.packing.results import ClassSize, Oddity, Quality
+
 _FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24
+_MOST_CLASSES = 60  # of the page
+_TONES = {"kept": "copy", "rejected": "exposed", "normalised": "validation", "mapped": "forward"}
+_STYLE = """
+.rows { display: grid; grid-template-columns: minmax(4rem, max-content) 1fr max-content; gap: .15rem .9rem;
+  align-items: center; font-size: .9rem; margin: .5rem 0; }
+.rows b { font-weight: 400; } .rows .number { color: var(--soft); }
+.rows i { display: block; height: .9rem; border-radius: .15rem; background: var(--accent); min-width: 1px; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 2.5rem; }
+.odd { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.4fr); gap: .25rem 1.5rem; }
+.odd ul { margin: 0; padding: 0; list-style: none; font-size: .9rem; }
+.done .dot:not(:first-child) { margin-left: .75rem; }
+@media (max-width: 40rem) { .odd { grid-template-columns: 1fr; } }
+"""
 
 # What a code means, and what it means for training.
 _MEANINGS = {
@@ -24,10 +41,7 @@ _MEANINGS = {
     "map-failed": ("your function failed", "see its messages"),
     "duplicate": ("copies of others", "they weigh twice, and may leak from training into validation"),
     "wrong-suffix": ("other than the suffix says", "harmless here; other programs may stumble"),
-    "rotated": (
-        "on their side (EXIF)",
-        "loading leaves them as they lie: --normalise turns them upright",
-    ),
+    "rotated": ("on their side (EXIF)", "loading leaves them as they lie: --normalise turns them upright"),
     "slow": ("far slower to decode than the median", "they hold up their batch: --max-side shrinks them"),
     "deep": ("more than 8 bits per channel", "loading cuts them to 8 bits: --map can scale them first"),
     "animated": ("more than one frame", "only the first is used"),
@@ -46,12 +60,13 @@ def draw_quality(pack: str, quality: Quality, width: int | None = None) -> str:
     for oddity in quality.oddities:
         lines += ["", *_draw_oddity(oddity)]
     if quality.formats:
-        lines += ["", "formats", *(f"  {row}" for row in describe_formats(quality))]
+        lines += ["", "formats", *((name, words) for name, _, words in list_formats(quality))]
     for title, counts in (("shorter side", quality.short_sides), ("longer side", quality.long_sides)):
         if counts:
             lines += ["", f"{title} in pixels", *_draw_bars(counts)]
     if quality.smallest is not None and quality.largest is not None:
-        lines.append(f"  smallest: {_size(quality.smallest)}; largest: {_size(quality.largest)}")
+        extremes = (("smallest", quality.smallest), ("largest", quality.largest))
+        lines.append("  " + "; ".join(f"{w}: {one.width} x {one.height} ({one.path})" for w, one in extremes))
     if quality.classes:
         lines += ["", describe_classes(quality), *_draw_classes(quality)]
     return lay_out(lines, width)
@@ -62,8 +77,8 @@ def summarise_quality(quality: Quality) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for oddity in quality.oddities:
         text = f"{describe_code(oddity.code)}: {describe_done(oddity)}"
-        if oddity.code == "duplicate" and quality.duplicates.conflicting:
-            text += f"; in {format_count(quality.duplicates.conflicting, 'group')} the labels differ"
+        if oddity.code == "duplicate":
+            text += _describe_conflict(quality)
         rows.append(("quality" if not rows else "", f"{oddity.samples:>7,}", text))
     if not rows:
         rows.append(("quality", "nothing odd was found"))
@@ -89,16 +104,18 @@ def describe_verdict(quality: Quality) -> str:
     rejected = sum(one.done.get("rejected", 0) for one in urgent)
     kinds = format_count(len(urgent), "kind")
     # One sample may be odd in two ways.
-    return f"{kinds} of oddities deserve a look" + (
-        f"; {format_count(rejected, 'input')} could not be packed"
-        if rejected
-        else "; all samples were packed"
+    packed = (
+        f"{format_count(rejected, 'input')} could not be packed" if rejected else "all samples were packed"
     )
+    return f"{kinds} of oddities deserve a look; {packed}"
 
 
 def _is_no_concern(oddity: Oddity, quality: Quality) -> bool:
-    is_settled = not oddity.done.get("kept") and not oddity.done.get("rejected")
-    return is_settled or (oddity.code in _COMMON and oddity.samples >= quality.samples)
+    return _is_settled(oddity) or (oddity.code in _COMMON and oddity.samples >= quality.samples)
+
+
+def _is_settled(oddity: Oddity) -> bool:
+    return not oddity.done.get("kept") and not oddity.done.get("rejected")
 
 
 def describe_code(code: str) -> str:
@@ -107,9 +124,7 @@ def describe_code(code: str) -> str:
 
 def describe_meaning(oddity: Oddity) -> str:
     """Return what it means for training; nothing where it has been taken care of."""
-    if not oddity.done.get("kept") and not oddity.done.get("rejected"):
-        return ""
-    return _MEANINGS.get(oddity.code, ("", ""))[1]
+    return "" if _is_settled(oddity) else _MEANINGS.get(oddity.code, ("", ""))[1]
 
 
 def describe_done(oddity: Oddity) -> str:
@@ -120,14 +135,14 @@ def describe_done(oddity: Oddity) -> str:
     return ", ".join(f"{count:,} {done}" for done, count in sorted(oddity.done.items()))
 
 
-def describe_formats(quality: Quality) -> list[str]:
+def list_formats(quality: Quality) -> list[tuple[str, int, str]]:
+    """Return of each format its name, its images, and these in words."""
     images = max(1, sum(one.images for one in quality.formats))
-    width = max(len(one.name) for one in quality.formats)
     return [
-        f"{one.name:<{width}}  {one.images:,} ({format_percent(one.images / images)}), "
-        f"{format_bytes(one.size_bytes)}"
+        (one.name, one.images,
+         f"{one.images:,} ({format_percent(one.images / images)}), {format_bytes(one.size_bytes)}")
         for one in quality.formats
-    ]
+    ]  # fmt: skip
 
 
 def describe_classes(quality: Quality) -> str:
@@ -143,20 +158,18 @@ def describe_classes(quality: Quality) -> str:
 def describe_duplicates(quality: Quality) -> str:
     found = quality.duplicates
     groups = f"{format_count(found.copies, 'copy', 'copies')} in {format_count(found.groups, 'group')}"
-    conflict = (
-        f"; in {format_count(found.conflicting, 'group')} the labels differ" if found.conflicting else ""
-    )
-    return f"{groups}, {format_bytes(found.size_bytes)}{conflict}"
+    return f"{groups}, {format_bytes(found.size_bytes)}{_describe_conflict(quality)}"
+
+
+def _describe_conflict(quality: Quality) -> str:
+    groups = format_count(quality.duplicates.conflicting, "group")
+    return f"; in {groups} the labels differ" if quality.duplicates.conflicting else ""
 
 
 def describe_cost(quality: Quality) -> str:
     if quality.median_cost_us is None:
         return ""
     return f"the image in the middle takes about {format_seconds(quality.median_cost_us / 1e6)} to decode"
-
-
-def sort_classes(quality: Quality) -> list[ClassSize]:
-    return sorted(quality.classes, key=lambda one: (-one.samples, one.name))
 
 
 def _draw_oddity(oddity: Oddity) -> list[str]:
@@ -179,17 +192,100 @@ def _bar(count: int, most: int) -> str:
 
 
 def _draw_classes(quality: Quality) -> list[Line]:
-    classes = sort_classes(quality)
-    shown = classes if len(classes) <= _FEW_CLASSES else [*classes[:4], *classes[-4:]]
-    most = classes[0].samples
+    shown, skipped = _pick_classes(quality, _FEW_CLASSES)
     lines: list[Line] = [
-        (one.name, _bar(one.samples, most), f"{one.samples:,}, {format_bytes(one.size_bytes)}")
+        (one.name, _bar(one.samples, shown[0].samples), f"{one.samples:,}, {format_bytes(one.size_bytes)}")
         for one in shown
     ]
-    if len(shown) < len(classes):
-        lines.insert(4, (f"... {len(classes) - len(shown):,} more ...",))
+    if skipped:
+        lines.insert(_FEW_CLASSES // 2, (f"... {skipped:,} more ...",))
     return lines
 
 
-def _size(image: ImageSize) -> str:
-    return f"{image.width} x {image.height} ({image.path})"
+def _pick_classes(quality: Quality, most: int) -> tuple[list[ClassSize], int]:
+    """Return the largest and the smallest classes, and how many are between them."""
+    classes = sorted(quality.classes, key=lambda one: (-one.samples, one.name))
+    if len(classes) <= most:
+        return classes, 0
+    return [*classes[: most // 2], *classes[-most // 2 :]], len(classes) - most
+
+
+def draw_quality_page(pack: str, quality: Quality) -> str:
+    """Return the page as HTML."""
+    verdict = describe_verdict(quality)
+    sections = (
+        draw_section("What deserves a look", "".join(_oddity_html(one, quality) for one in quality.oddities)),
+        draw_section("Classes", _classes_html(quality)),
+        draw_section("Formats", _bars_html(list_formats(quality))),
+        draw_section("Sizes in pixels", _sizes_html(quality)),
+    )
+    return draw_frame(
+        f"feedrate quality: {pack}",
+        "".join(sections),
+        heading="What is in this dataset?",
+        lead=f"<code>{show(pack)}</code>: {show(describe_counts(quality))}",
+        verdict=verdict[:1].upper() + verdict[1:],
+        tone="good" if verdict.startswith("good") else "",
+        style=_STYLE,
+    )
+
+
+def _oddity_html(oddity: Oddity, quality: Quality) -> str:
+    done = "".join(
+        f'<i class="dot {_TONES.get(done, "other")}"></i>{count:,} {show(done)} '
+        for done, count in oddity.done.items()
+    )
+    note = describe_duplicates(quality) if oddity.code == "duplicate" else ""
+    note = describe_cost(quality) if oddity.code == "slow" else note
+    words = [text for text in (note, describe_meaning(oddity)) if text]
+    examples = "".join(
+        f"<li><code>{show(one.path)}</code> <span class=soft>{show(one.detail)}</span></li>"
+        for one in oddity.examples
+    )
+    more = oddity.samples - len(oddity.examples)
+    rest = f"<li class=soft>and {more:,} more</li>" if more > 0 else ""
+    return f"""
+<article class="odd">
+<div><h3>{show_sentence(describe_code(oddity.code))}</h3>
+<p class="done">{done}</p>
+{"".join(f"<p><small>{show_sentence(text)}.</small></p>" for text in words)}</div>
+<ul>{examples}{rest}</ul>
+</article>"""
+
+
+def _classes_html(quality: Quality) -> str:
+    if not quality.classes:
+        return ""
+    shown, skipped = _pick_classes(quality, _MOST_CLASSES)
+    rows = [(one.name, one.samples, f"{one.samples:,}, {format_bytes(one.size_bytes)}") for one in shown]
+    half = _MOST_CLASSES // 2
+    note = f"<p class=soft>The {half} largest and the {half} smallest; {skipped:,} between them.</p>"
+    return f"<p>{show(describe_classes(quality))}.</p>{_bars_html(rows)}{note if skipped else ''}"
+
+
+def _sizes_html(quality: Quality) -> str:
+    if not quality.short_sides:
+        return ""
+    sides = "".join(
+        f"<div><h3>{title}</h3>{_bars_html((name, n, f'{n:,}') for name, n in counts.items())}</div>"
+        for title, counts in (("Shorter side", quality.short_sides), ("Longer side", quality.long_sides))
+    )
+    extremes = "".join(
+        f"<dt>{word}</dt><dd>{image.width} x {image.height}: <code>{show(image.path)}</code></dd>"
+        for word, image in (("smallest", quality.smallest), ("largest", quality.largest))
+        if image is not None
+    )
+    return f'<div class="pair">{sides}</div>\n<dl class="facts">{extremes}</dl>'
+
+
+def _bars_html(rows: Iterable[tuple[str, int, str]]) -> str:
+    rows = list(rows)
+    most = max((count for _, count, _ in rows), default=0)
+    if not rows or not most:
+        return ""
+    lines = "".join(
+        f'<b>{show(name)}</b><i style="width: {100 * count / most:.1f}%"></i>'
+        f'<span class="number">{show(text)}</span>'
+        for name, count, text in rows
+    )
+    return f'<div class="rows">{lines}</div>'

@@ -284,7 +284,7 @@ def command_of(diagnosis: Diagnosis, name: str) -> str | None:
 def test_staging_has_its_command_with_the_folders_quoted(tmp_path: Path) -> None:
     diagnosis = judge_slow_files(tmp_path, replace(LOCAL, folder="/data/my photos"))
     command = command_of(diagnosis, "stage")
-    assert command == "feedrate stage '/data/my photos' --to '/scr/ada b'"
+    assert command == "feedrate stage '/data/my photos' --scratch '/scr/ada b'"
     make_parser().parse_args(shlex.split(command)[1:])
 
 

@@ -165,7 +165,7 @@ def test_a_local_pack_on_a_slow_mount_is_a_case_for_staging(tmp_path: Path) -> N
     first = diagnosis.findings[0]
     assert first.code == "storage-bound"
     assert first.evidence[0] == "a batch takes 38.0 ms, 6.00 ms when its bytes are in memory"
-    assert "feedrate stage /net/pack --to /scr" in [remedy.command for remedy in first.remedies]
+    assert "feedrate stage /net/pack --scratch /scr" in [remedy.command for remedy in first.remedies]
 
 
 def test_batches_that_merely_came_faster_again_are_no_case_for_storage(tmp_path: Path) -> None:

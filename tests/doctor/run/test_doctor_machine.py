@@ -78,10 +78,10 @@ def test_the_tree_holds_children_and_their_children_and_not_the_root(start: Any)
 def test_a_process_that_lost_its_parent_is_known_by_its_environment(start: Any, tmp_path: Path) -> None:
     process = start(ORPHANING, **{ENVIRONMENT: str(tmp_path)})
     process.wait()
-    elsewhere = 2**22 + 1  # no such process: nothing descends from it
-    names = [stat.name for stat in Tree(elsewhere, str(tmp_path), ignored=set()).look(0.0).values()]
+    nobody = 2**22 + 1  # no such process: nothing descends from it
+    names = [stat.name for stat in Tree(nobody, str(tmp_path), ignored=set()).look(0.0).values()]
     assert len(names) == 1
-    assert Tree(elsewhere, "/another/run", ignored=set()).look(0.0) == {}
+    assert Tree(nobody, "/another/run", ignored=set()).look(0.0) == {}
 
 
 def test_who_watches_does_not_belong_to_the_tree(start: Any) -> None:

@@ -17,7 +17,7 @@ from feedrate.format.pack import Pack
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.memory import measure_residency
 from feedrate.packing.check.describe import find_room, list_paths, measure_pack_residency, warm
-from feedrate.report.cache import draw_warm
+from feedrate.report.check import draw_warm
 from support.images import save_image
 from support.packs import write_images
 

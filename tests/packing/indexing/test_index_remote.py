@@ -409,7 +409,7 @@ def test_what_needs_the_files_here_says_so(server: RangeServer, tmp_path: Path) 
 def test_where_the_index_goes_must_be_said() -> None:
     with pytest.raises(UsageError, match="where should the index go") as caught:
         index("s3://bucket/train-*.tar")
-    assert caught.value.hint == "name a folder: --to FOLDER"
+    assert caught.value.hint == "name a folder: feedrate index PATH FOLDER"
 
 
 @pytest.mark.parametrize(

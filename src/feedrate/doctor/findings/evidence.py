@@ -4,7 +4,7 @@ run would be with something changed, by the cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from feedrate.doctor.analyse.metrics import Measured
@@ -76,6 +76,18 @@ def weigh(m: Measured, share: float) -> float:
     if m.loop.exposed_share < WORTH_A_VERDICT and share < _MUCH:
         return min(share, 0.9 * WORTH_A_VERDICT)
     return share
+
+
+def of_loader(
+    m: Measured,
+    share: float,
+    lines: Iterable[str],
+    numbers: Mapping[str, float | int | str | None],
+    cause: str = "",
+    title: str = "",
+) -> Evidence:
+    """Return the evidence of a cause inside the loader."""
+    return Evidence(share, tuple(lines), numbers, cause, weigh(m, share), title)
 
 
 def wait_words(m: Measured) -> str:

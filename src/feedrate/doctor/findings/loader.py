@@ -7,7 +7,6 @@ Remedies in the loader: workers, decoding, storage, transforms.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from statistics import mean
 
 from feedrate.doctor.analyse.metrics import Measured
@@ -21,6 +20,7 @@ from feedrate.doctor.findings.evidence import (
     change,
     freeing_s,
     make_remedy,
+    of_loader,
     percent,
     repeated_share,
     saved_by,
@@ -65,7 +65,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     if m.samples.cost is not None:
         lines.append(f"a sample takes {format_seconds(m.samples.cost.total.wall_s)} to make")
     numbers = {"workers": m.loader.workers, "better_workers": number, "gain": round(gain, 3)}
-    return _of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
+    return of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
@@ -95,7 +95,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     )
     if m.loader.reads_pack:
         cause = "feedrate decodes the pack's images in the DataLoader's workers, on the CPU."
-    return _of_loader(m, share, tuple(lines), numbers, cause)
+    return of_loader(m, share, lines, numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
@@ -112,7 +112,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     if largest := sample.largest("transform"):
         lines.append(f"largest named transform: {largest}")
     lines.append(wait_words(m))
-    return _of_loader(m, share, tuple(lines), {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
+    return of_loader(m, share, lines, {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
 
 
 def word_place(place: HotPlace) -> str:
@@ -143,7 +143,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         "read_bytes": sample.read_bytes,
         "kind": data.kind if data else None,
     }
-    return _of_loader(m, share, lines, numbers, f"Reading is slow: {why}.")
+    return of_loader(m, share, lines, numbers, f"Reading is slow: {why}.")
 
 
 def word_storage(m: Measured) -> str:
@@ -184,7 +184,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
         _word_disk(sample.device_bytes, sample.read_bytes),
         word_storage(m),
     )
-    return _of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
+    return of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
 
 
 def _word_disk(given: float, read: float) -> str:
@@ -268,7 +268,7 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
         f"a sample spends {percent(queue)} of its time waiting for a core",
         wait_words(m),
     )
-    return _of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.machine.cores})
+    return of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.machine.cores})
 
 
 def find_repeated_work(m: Measured) -> Evidence | None:
@@ -296,17 +296,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
         *(word_place(place) for place in m.samples.looks.own[:1]),
         wait_words(m),
     ]
-    return _of_loader(m, share, tuple(lines), {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
-
-
-def _of_loader(
-    m: Measured,
-    share: float,
-    lines: tuple[str, ...],
-    numbers: Mapping[str, float | int | str | None],
-    cause: str = "",
-) -> Evidence:
-    return Evidence(share, lines, numbers, cause, weigh(m, share))
+    return of_loader(m, share, lines, {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
 
 
 def _share_of(m: Measured, cost: Cost) -> float:
@@ -549,7 +539,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
     return make_remedy(
         m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {shlex.quote(data.folder)} --to {shlex.quote(around_.scratch)}",
+        command=f"feedrate stage {shlex.quote(data.folder)} --scratch {shlex.quote(around_.scratch)}",
         change="read from the folder that it prints",
     )  # fmt: skip
 

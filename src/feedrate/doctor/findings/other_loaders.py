@@ -8,7 +8,6 @@ DALI's, it is known how long it is waited for, and the machine's readings say wh
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 
 from feedrate.doctor.analyse.metrics import Measured
@@ -20,6 +19,7 @@ from feedrate.doctor.findings.evidence import (
     capped,
     change,
     make_remedy,
+    of_loader,
     percent,
     saved_by,
     saved_without,
@@ -63,7 +63,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         lines.insert(1, word_storage(m))
         cause = "Reading is slow: the storage gives no more."
     numbers = {"blocked_s": blocked.blocked_s, "read_bytes": sample.read_bytes}
-    return _of_loader(m, share, lines, numbers, cause)
+    return of_loader(m, share, lines, numbers, cause)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
@@ -86,7 +86,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     lines.append(wait_words(m))
     numbers = {"decode_cpu_s": decode.cpu_s, "by_pillow": round(stages.by_pillow, 4)}
     cause = "The loader decodes on the cores that it has, and the device is faster than they are."
-    return _of_loader(m, share, lines, numbers, cause)
+    return of_loader(m, share, lines, numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
@@ -110,7 +110,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
         "image=, flip= and on_device= need none."
     )
     title = "Training waits for the Loader's transform"
-    return Evidence(share, tuple(lines), {"transform_cpu_s": own.cpu_s}, cause, weigh(m, share), title)
+    return of_loader(m, share, lines, {"transform_cpu_s": own.cpu_s}, cause, title)
 
 
 def find_few_threads(m: Measured) -> Evidence | None:
@@ -129,7 +129,7 @@ def find_few_threads(m: Measured) -> Evidence | None:
     numbers = {"threads": m.loader.threads, "better_threads": cores, "gain": round(gain, 3)}
     cause = "Cores stand idle while the training waits for its batches."
     share = capped(m, saved_by(gain))
-    return Evidence(share, lines, numbers, cause, weigh(m, share), "Too few threads")
+    return of_loader(m, share, lines, numbers, cause, "Too few threads")
 
 
 def has_few_threads(m: Measured) -> bool:
@@ -158,12 +158,6 @@ def find_busy_device(m: Measured) -> Evidence | None:
 
 def _threads(m: Measured) -> str:
     return format_count(m.loader.threads, "thread")
-
-
-def _of_loader(
-    m: Measured, share: float, lines: list[str], numbers: Mapping[str, float | int | str | None], cause: str
-) -> Evidence:
-    return Evidence(share, tuple(lines), numbers, cause, weigh(m, share))
 
 
 def find_slow_loader(m: Measured) -> Evidence | None:
@@ -300,7 +294,7 @@ def stage_pack(m: Measured) -> Remedy | None:
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     return make_remedy(
         m, "stage", f"copy the pack to {around.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {shlex.quote(data.folder)} --to {shlex.quote(around.scratch)}",
+        command=f"feedrate stage {shlex.quote(data.folder)} --scratch {shlex.quote(around.scratch)}",
         change=f'Loader(..., scratch="{around.scratch}")',
     )  # fmt: skip
 

@@ -13,14 +13,7 @@ the host. Plain torch and few passes over memory: a compiled version would cost 
 come and go as N,C,H,W in channels-last memory; colours are worked on channel by channel, contiguous, and what
 comes after them on rows of W*C values, which is how they lie in memory.
 
-What the operations of `Loader(on_device=...)` have in common, and how their arguments are checked.
-
-An operation draws on the host, in numpy, and computes on the device. What it has drawn (factors, boxes, the
-numbers of the samples that it changes) goes there as small arrays, so that nobody ever asks the device for a
-value and waits for it. Each operation names the purpose of its draws and how many uniform numbers a sample
-takes; its `plan` makes of them what is to do.
-
-What the user asked batches to be finished with, checked: on its own, and against images and labels.
+`check_finish` checks what the user asked for: on its own, and against images and labels.
 """
 
 from __future__ import annotations

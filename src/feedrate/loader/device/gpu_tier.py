@@ -10,7 +10,7 @@ a sample    ABSENT --claim: a maker decodes it whole--> CLAIMED --keep: its byte
 It belongs to one loader and one device. Memory is taken in chunks, as it fills, on the stream of the loader's
 copies; all that reads or writes there runs on that stream, so that memory which is given back needs no wait.
 
-Images by way of the cache's tier on the GPU: decoded whole the first time, cropped there from then on.
+By way of it, images are decoded whole the first time, and cropped there from then on:
 
 ```
 maker    decodes whole what is not there and has room: on the GPU what that takes, the rest on the CPU
@@ -18,7 +18,7 @@ maker    queues the crops of all that is there: the host reads nothing for them,
 maker    lets the others come as without the tier, and puts them beside these
 ```
 
-Pixels are those of the CPU path, byte for byte; what might differ is not kept (see keeping.py).
+Pixels are those of the CPU path, byte for byte; what might differ is not kept.
 """
 
 from __future__ import annotations

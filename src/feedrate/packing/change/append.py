@@ -42,8 +42,7 @@ from feedrate.progress import Rejection, Tick
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
-from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value
-from feedrate.source.spool import SPOOL_NAME
+from feedrate.source.record import SPOOL_NAME, ContainerValue, FileRange, Reader, Record, Value
 from feedrate.units import printable, shell_quote
 
 

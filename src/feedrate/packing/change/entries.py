@@ -151,11 +151,11 @@ def check_address(pack: str) -> None:
 
 
 def _refuse_unfit(pack: Pack, bytes_per_entry: int) -> None:
-    remote = next((shard for shard in pack.manifest.shards if shard.is_elsewhere), None)
+    remote = next((shard for shard in pack.manifest.shards if shard.is_remote), None)
     if remote is not None:
         raise SourceError(
             f"{pack.path} is an index of files that are not on this machine: {remote.folder}/{remote.name}",
-            hint=f"index them again, into another folder: feedrate index ADDRESS --to FOLDER "
+            hint=f"index them again, into another folder: feedrate index ADDRESS FOLDER "
             f"--entries {bytes_per_entry}",
         )
     if not _list_fields(pack.manifest):

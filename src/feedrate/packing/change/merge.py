@@ -186,7 +186,7 @@ def _place_shard(
         return moved
     stem = f"shard-{name:05d}"
     path, index_path = joined.pack.locate_file(shard), file_path(joined.pack.path, shard.index)
-    if shard.is_elsewhere:
+    if shard.is_remote:
         placed[path] = shard.folder, shard.name
     elif path not in placed:  # several shards may lie in one file
         # Files that were indexed where they lie are their user's, and stay there.

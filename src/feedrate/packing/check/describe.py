@@ -67,7 +67,7 @@ def warm(
         )
     began = time.monotonic()
     with closing(Pack(pack)) as opened:
-        remote = next((s for s in opened.manifest.shards if s.is_elsewhere), None)
+        remote = next((s for s in opened.manifest.shards if s.is_remote), None)
         if remote is not None:
             raise UsageError(
                 f"{pack} is an index of files that are not on this machine: {remote.folder}",
@@ -109,7 +109,7 @@ def measure_pack_residency(pack: Pack) -> float | None:
 
     None where it cannot be said: also of files that are not on this machine.
     """
-    if any(shard.is_elsewhere for shard in pack.manifest.shards):
+    if any(shard.is_remote for shard in pack.manifest.shards):
         return None
     return measure_residency(list_paths(pack, loose_step=max(1, len(pack) // _LOOKED_AT)))
 

@@ -329,7 +329,7 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     shard = check.shard
-    if shard.is_elsewhere:
+    if shard.is_remote:
         yield from check_remote(shard, check.fields, part)
         return
     path = file_path(check.pack, shard)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of `unpack`, `verify`, `ls` and `warm` as plain lines."""
+
+from __future__ import annotations
+
+import re
+
+from feedrate.packing.results import (
+    FieldSummary,
+    PackDescription,
+    Problem,
+    UnpackResult,
+    VerifyResult,
+    WarmResult,
+)
+from feedrate.report.lines import Line, lay_out, name_largest, name_some, table_lines
+from feedrate.report.pack import is_mapped, name_field
+from feedrate.units import format_bytes, format_count, format_percent, format_seconds
+
+
+def draw_unpack(result: UnpackResult, width: int | None = None) -> str:
+    kept = f", {result.kept:,} of them were there already" if result.kept else ""
+    files, time = format_count(result.files, "file"), format_seconds(result.seconds)
+    lines = [f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}"]
+    if result.pixels:
+        what = "samples" if is_mapped(result.pixels) else "images"
+        lines.append(f"these are not all the original files; packing changed {what} ({result.pixels})")
+    return lay_out(lines, width)
+
+
+def draw_verify(result: VerifyResult, width: int | None = None) -> str:
+    samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
+    size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
+    lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
+    if result.pixels:
+        lines.append(f"{'samples' if is_mapped(result.pixels) else 'pixels'} are {result.pixels}")
+    lines += [_extra_line(name) for name in result.extra_files]
+    lines += [_problem_line(problem) for problem in result.problems]
+    done = "indexed" if result.is_index else "packed"
+    if result.problems:
+        again = "index them" if result.is_index else "pack the source"
+        lines += [format_count(len(result.problems), "problem")]
+        lines += ["", f"next: restore the named files from a copy, or {again} again"]
+    elif result.manifest_checked:
+        lines.append(f"good: every byte is as it was {done}")
+    else:
+        lines.append(
+            f"good: every byte of its data is as it was {done}; pack.json is of an earlier version or "
+            "was edited, and has no digest to check it by"
+        )
+    return lay_out(lines, width)
+
+
+def _extra_line(name: str) -> str:
+    if re.fullmatch(r"column-.+-[0-9a-f]{16}\.arrow", name):
+        # A job that runs, or a pack that refers to this one, may read it still: it is not for us to delete.
+        return f"column that was replaced, no part of the pack any more; delete it if nothing uses it: {name}"
+    return f"extra file, no part of the pack: {name}"
+
+
+def draw_description(description: PackDescription, width: int | None = None) -> str:
+    classes, rejected = description.class_counts, format_count(description.rejected, "input")
+    lines: list[Line] = [
+        f"{description.pack}: {format_count(description.samples, 'sample')}",
+        *table_lines(
+            [
+                *(("field", _summary_words(field)) for field in description.fields),
+                ("samples" if is_mapped(description.pixels) else "pixels", description.pixels),
+                ("classes", f"{len(classes):,}: {name_largest(classes)}" if classes else ""),
+                *(("parts", f"{name}: {name_largest(c)}") for name, c in description.column_counts.items()),
+                ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
+                           f"and {format_bytes(description.index_bytes)} of index"),
+                ("entries", _say_entries(description)),
+                ("memory", say_resident(description.resident_share)),
+                ("rejected", f"{rejected} (named in rejected.jsonl)" if description.rejected else ""),
+            ]
+        ),
+    ]  # fmt: skip
+    if description.first_samples:
+        lines += ["", ("key", "path", "bytes", "label")]
+        lines += [(s.key, s.path, f"{s.size_bytes:,}", s.label or "") for s in description.first_samples]
+    return lay_out(lines, width)
+
+
+def _say_entries(description: PackDescription) -> str:
+    """Say how far apart entry points are, where somebody has chosen that."""
+    if len(description.entries) < 2 and "entries" not in description.settings:
+        return ""
+    return f"about every {' or '.join(f'{n:,}' for n in description.entries)} bytes of a JPEG"
+
+
+def say_resident(share: float | None) -> str:
+    if share is None:
+        return "unknown: this file system does not say what the page cache holds"
+    return f"{format_percent(share)} of it lies in the page cache"
+
+
+def _problem_line(problem: Problem) -> str:
+    where = [f"sample '{problem.key}'"] if problem.key else []
+    where += [f"byte {problem.offset}"] if problem.offset is not None else []
+    place = f" ({', '.join(where)})" if where else ""
+    return f"{problem.file}{place}: {problem.text}"
+
+
+def _summary_words(field: FieldSummary) -> str:
+    words = [name_field(field.name, field.kind)]
+    if field.dtype:
+        words.append(field.dtype)
+    if field.shape is not None:
+        words.append("all " + " x ".join(map(str, field.shape)))
+    elif field.mean_width is not None and field.mean_height is not None:
+        words.append(f"{field.mean_height:.0f} x {field.mean_width:.0f} pixels on average (height x width)")
+    if field.coding != "file":
+        codings = {"raw": "raw rows", "recoded": "encoded anew where asked for"}
+        words.append(codings.get(field.coding, field.coding))
+    words.append(format_bytes(field.size_bytes))
+    if field.kernel_share is not None:
+        verb = "read" if field.coding == "raw" else "decoded"
+        words.append(f"{field.kernel_share:.1%} {verb} by the kernel")
+    return ", ".join(words)
+
+
+def draw_warm(result: WarmResult, width: int | None = None) -> str:
+    files, size = format_count(result.files, "file"), format_bytes(result.size_bytes)
+    rate = format_bytes(result.loaded_bytes / max(result.seconds, 1e-9))
+    before, after = map(_say_share, (result.resident_before, result.resident_after))
+    room = f"{format_bytes(result.limit_bytes)}: {result.limit_reason}" if result.left_out else ""
+    rows = [
+        ("memory", f"{before} before, {after} now"),
+        ("loaded", f"{format_bytes(result.loaded_bytes)} in {format_seconds(result.seconds)}, {rate}/s"),
+        ("room", room),
+    ]
+    lines = [f"{result.pack}: {files}, {size}", *table_lines(rows)]
+    if result.left_out:
+        names = name_some(result.left_out)
+        count = format_count(len(result.left_out), "file")
+        what = f"{count} ({format_bytes(result.left_out_bytes)}) did not fit"
+        if result.resident_after == 1:
+            lines.append(f"{what} into that room, and lie in memory all the same: {names}")
+        else:
+            lines += [
+                f"{what}, to be read from the disk: {names}",
+                "",
+                "next: ask for more memory, or put the pack on a local disk",
+            ]
+    return lay_out(lines, width)
+
+
+def _say_share(share: float | None) -> str:
+    return "unknown (this file system does not tell)" if share is None else format_percent(share)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of `pack` and `index` as plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from feedrate.report.lines import Command, Line, count_words, lay_out, rejection_lines, table_lines
+from feedrate.report.quality import summarise_quality
+from feedrate.units import format_bytes, format_count, format_rate, format_seconds, shell_quote
+
+if TYPE_CHECKING:  # a command that draws what it found need not load what others find
+    from feedrate.packing.results import IndexResult, Mapped, PackResult, Recoded
+
+
+def draw_pack(result: PackResult, width: int | None = None) -> str:
+    unlisted = format_count(result.unlisted, "image")
+    lines: list[Line] = [
+        *_most_left_out(result),
+        f"packed {format_count(result.samples, 'sample')} ({_label_words(result)}) into {result.target}",
+        *table_lines(
+            [
+                ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
+                ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
+                         f"from {format_bytes(result.source_bytes)} of files"),
+                *_recoded_rows(result.recoded),
+                ("time", _time_words(result)),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", _ignored_words(result.ignored)),
+                ("left out", f"{unlisted} that the table does not name" if result.unlisted else ""),
+                *_mapped_rows(result.mapped),
+                *(summarise_quality(result.quality) if result.quality is not None else ()),
+            ]
+        ),
+    ]  # fmt: skip
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
+    return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.target)}")], width)
+
+
+def _most_left_out(result: PackResult | IndexResult) -> list[str]:
+    rejected = len(result.rejected)
+    if rejected <= result.samples:
+        return []
+    whole = rejected + result.samples
+    return [f"WARNING: most of the dataset was left out: {rejected:,} of {whole:,} samples, see below", ""]
+
+
+def _label_words(result: PackResult | IndexResult) -> str:
+    if result.classes is not None:
+        return format_count(result.classes, "class", "classes")
+    if "labels" in result.fields:
+        return "several labels each"
+    return "labels are numbers" if "label" in result.fields else "no labels"
+
+
+def draw_index(result: IndexResult, width: int | None = None) -> str:
+    where = "files of their own" if result.files is None else format_count(result.files, "file")
+    resumed = ""
+    if result.resumed_parts:
+        resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
+    rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
+    lines: list[Line] = [
+        *_most_left_out(result),
+        f"indexed {format_count(result.samples, 'sample')} ({_label_words(result)}) of {result.source}",
+        *table_lines(
+            [
+                ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
+                ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
+                ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
+                ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
+                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                ("ignored", count_words(result.ignored, "file") if result.ignored else ""),
+                *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
+            ]
+        ),
+    ]
+    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
+    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
+    next_line = (
+        f"next: feedrate ls {shell_quote(result.target)}, or in Python feedrate.Loader({result.target!r})"
+    )
+    return lay_out([*lines, "", Command(next_line)], width)
+
+
+def is_mapped(words: str) -> bool:
+    """Return whether a function of the user's made the samples, by what is said of the pixels."""
+    return words.startswith("mapped")
+
+
+def name_field(name: str, kind: str) -> str:
+    return name if name == kind else f"{name} ({kind})"
+
+
+def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
+    if recoded is None:
+        return []
+    images = format_count(recoded.images, "image")
+    changes = [f"{recoded.resized:,} of them resized"] if recoded.resized else []
+    changes += [f"{recoded.lossless:,} without loss"] if recoded.lossless else []
+    how = f" ({', '.join(changes)})" if changes else ""
+    kept = f"; {format_count(recoded.kept, 'image')} kept as they were" if recoded.kept else ""
+    masks = f"; {format_count(recoded.masks, 'mask')} resized" if recoded.masks else ""
+    before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
+    rows = [
+        (
+            "samples" if is_mapped(recoded.words) else "pixels",
+            f"{recoded.words}; 'feedrate unpack' cannot give the original files back",
+        ),
+        ("", f"{images} stored anew{how}, {before} became {after}{kept}{masks}"),
+    ]
+    if recoded.rewritten:
+        rows.append(("", f"normalised without loss: {count_words(recoded.rewritten)}"))
+    if recoded.encoded:
+        rows.append(("", f"normalised by encoding anew: {count_words(recoded.encoded)}"))
+    if recoded.mean_psnr_db is not None:
+        sample = format_count(recoded.psnr_images, "image") + (
+            ", after the resize" if recoded.resized else ""
+        )
+        rows.append(("", f"encoding left {recoded.mean_psnr_db:.1f} dB PSNR (mean of {sample})"))
+    return rows
+
+
+def _mapped_rows(mapped: Mapped | None) -> list[tuple[str, str]]:
+    if mapped is None:
+        return []
+    saved = mapped.seconds_per_epoch
+    if saved is None:
+        rows = [("map", mapped.function)]
+    else:
+        each = format_seconds(mapped.seconds / mapped.samples)
+        rows = [
+            ("map", f"{mapped.function} took {each} per sample: {format_seconds(saved)} of one core that"),
+            ("", "every epoch no longer spends, if it did this while training"),
+        ]
+    if mapped.left_out:
+        rows.append(("", f"it left {format_count(mapped.left_out, 'sample')} out"))
+    return rows
+
+
+def _time_words(result: PackResult) -> str:
+    text = format_seconds(result.seconds)
+    if result.resumed_shards:
+        return f"{text}; {format_count(result.resumed_shards, 'shard')} had been made before"
+    return f"{text}, {format_bytes(result.source_bytes / max(result.seconds, 1e-9))}/s"
+
+
+def _decoder_words(by_kernel: int, by_pillow: Mapping[str, int]) -> str:
+    through_pillow = sum(by_pillow.values())
+    if not through_pillow:
+        return f"all {format_count(by_kernel, 'image')} by the kernel"
+    why = count_words(by_pillow)
+    images = format_count(by_kernel, "image")
+    return f"{images} by the kernel, {through_pillow:,} through Pillow, which is slower ({why})"
+
+
+def _ignored_words(ignored: Mapping[str, int]) -> str:
+    # Suffixes of files, or in words what was in a record file.
+    are_files = all(name == "" or name.startswith(".") for name in ignored)
+    return count_words(ignored, "file" if are_files else "") if ignored else ""
