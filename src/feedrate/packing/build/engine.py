@@ -84,7 +84,6 @@ def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContext
         from feedrate.packing.build.slurm import open_slurm
 
         return open_slurm(engine, target, workers)
-
     return open_dask(engine.name, workers)
 
 

@@ -414,9 +414,7 @@ class SampleWriter:
         self.by_kernel += written.by_kernel
         if written.by_kernel < len(written.rows):
             self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
-        shape = None if written.shape is None else list(written.shape)
-        if self.uniform.setdefault("image.shape", shape) != shape:
-            self.uniform["image.shape"] = None
+        _share(self.uniform, "image.shape", None if written.shape is None else list(written.shape))
 
     def rows(self) -> Rows:
         self._end_piece()
@@ -440,8 +438,7 @@ class SampleWriter:
     def _count(self, field: Field, part: Loaded) -> None:
         self.source_bytes += part.source_bytes
         for name, value in (part.uniform or {}).items():
-            if self.uniform.setdefault(f"{field.name}.{name}", value) != value:
-                self.uniform[f"{field.name}.{name}"] = None
+            _share(self.uniform, f"{field.name}.{name}", value)
         is_resized = part.sizes is not None and sorted(part.sizes[0]) != sorted(part.sizes[1])
         if field.kind is not Kind.IMAGE:
             self.tally.masks += is_resized
@@ -456,6 +453,12 @@ class SampleWriter:
             self.by_kernel += 1
         else:
             self.by_pillow[part.pillow_reason] += 1
+
+
+def _share(uniform: dict[str, Any], name: str, value: object) -> None:
+    """Note a value; None: it is not the same for all."""
+    if uniform.setdefault(name, value) != value:
+        uniform[name] = None
 
 
 def write_part(path: Path, fields: Sequence[Field], part: Part) -> bytes:
@@ -493,8 +496,7 @@ def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Fi
     uniform: dict[str, Any] = {}
     for shard in done:
         for name, value in shard.uniform.items():
-            if uniform.setdefault(name, value) != value:
-                uniform[name] = None
+            _share(uniform, name, value)
     shapes = {field.name: uniform.get(f"{field.name}.shape") for field in fields}
     return tuple(
         replace(
