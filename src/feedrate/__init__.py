@@ -17,10 +17,10 @@ _MODULES = {
     "feedrate.loader.cache": "Cache",
     "feedrate.loader.cached": "cached",
     "feedrate.loader.dataset": "Dataset",
-    "feedrate.loader.decode": "decode decode_batch",
+    "feedrate.loader.decode_batch": "decode_batch",
     "feedrate.loader.device.colour": "ColorJitter GaussianBlur Grayscale Solarize",
     "feedrate.loader.device.mixing": "CutMix MixUp RandomErasing",
-    "feedrate.loader.image": "CenterCrop RandomCrop RandomResizedCrop Resize View",
+    "feedrate.loader.image": "CenterCrop RandomCrop RandomResizedCrop Resize View decode",
     "feedrate.loader.loader": "Loader",
     "feedrate.packing.build.pack": "pack",
     "feedrate.packing.change.append": "AppendOptions append",
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from feedrate.loader.cache import Cache as Cache
     from feedrate.loader.cached import cached as cached
     from feedrate.loader.dataset import Dataset as Dataset
-    from feedrate.loader.decode import decode as decode
-    from feedrate.loader.decode import decode_batch as decode_batch
+    from feedrate.loader.decode_batch import decode_batch as decode_batch
     from feedrate.loader.device.colour import ColorJitter as ColorJitter
     from feedrate.loader.device.colour import GaussianBlur as GaussianBlur
     from feedrate.loader.device.colour import Grayscale as Grayscale
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from feedrate.loader.image import RandomResizedCrop as RandomResizedCrop
     from feedrate.loader.image import Resize as Resize
     from feedrate.loader.image import View as View
+    from feedrate.loader.image import decode as decode
     from feedrate.loader.loader import Loader as Loader
     from feedrate.packing.build.pack import pack as pack
     from feedrate.packing.change.append import AppendOptions as AppendOptions

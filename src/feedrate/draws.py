@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers that anyone can draw again: hashes of (seed, epoch, purpose) and of the sample, with no
-state.
+"""Random numbers that anyone can draw again: hashes of (seed, epoch, purpose) and of the sample, stateless.
 
 A counter-based generator: the value for a sample does not depend on which samples were drawn before it, so
 batch size, ranks, threads and resuming cannot change it. The hash is splitmix64's finaliser (Stafford's
 variant 13).
 
-In which order the shards of a pack flow to scratch; who trains meanwhile reads them in the same order.
+The order in which shards of a pack are copied to scratch is drawn here, too: who trains meanwhile reads them
+in that order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ import enum
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-F64 = npt.NDArray[np.float64]
+from feedrate.arrays import F64, I64, U64
 
 # By counting permutations and pairs: 8 rounds are even from a few hundred values on, 24 for the smallest.
 ROUNDS, SMALL_ROUNDS, SMALL = 8, 24, 1024

@@ -12,9 +12,8 @@ import numpy as np
 
 from feedrate.errors import MissingExtra
 from feedrate.format.pack import Pack
-from feedrate.loader.frameworks import open_for
-from feedrate.loader.loader import Loader
-from feedrate.loader.options import check_whole
+from feedrate.loader.arguments import check_whole
+from feedrate.loader.loader import Loader, open_for
 from feedrate.loader.ranks import Rank
 
 

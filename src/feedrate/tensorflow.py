@@ -13,8 +13,7 @@ import numpy as np
 from feedrate.errors import MissingExtra, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.loader.frameworks import open_for
-from feedrate.loader.loader import Loader
+from feedrate.loader.loader import Loader, open_for
 from feedrate.loader.options import Wanted
 from feedrate.loader.ranks import ALONE, Rank
 

@@ -300,18 +300,18 @@ def test_a_sample_that_was_being_written_when_memory_was_given_back_is_not_kept(
     shelf = shelve(Tier("ram"))
     for number in range(10):
         assert shelf.put(number, sample(number, 5000))
-    write = store.write
+    write = store.write_all
 
     def write_late(*arguments) -> None:
         shelf.watch.must_return = lambda: 10**9  # type: ignore[method-assign]
         shelf.relieve()
         write(*arguments)
 
-    monkeypatch.setattr(store, "write", write_late)
+    monkeypatch.setattr(store, "write_all", write_late)
     assert not shelf.put(20, sample(20, 5000))
     assert shelf.get(20) is None
     assert shelf.tier_stats()[0].size_bytes == 0
-    monkeypatch.setattr(store, "write", write)
+    monkeypatch.setattr(store, "write_all", write)
     shelf.watch.must_return = lambda: 0  # type: ignore[method-assign]
     assert shelf.put(20, sample(20, 5000))
     assert shelf.get(20) == sample(20, 5000)

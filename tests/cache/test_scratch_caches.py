@@ -156,14 +156,14 @@ def test_a_folder_without_our_marker_stays(tmp_path: Path) -> None:
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
     fill(tmp_path)
-    found, elsewhere = place(tmp_path), tmp_path / "elsewhere"
-    found.rename(elsewhere)
-    found.symlink_to(elsewhere)
+    found, moved = place(tmp_path), tmp_path / "moved"
+    found.rename(moved)
+    found.symlink_to(moved)
     assert caches(tmp_path) == ()
     assert delete_cache(found) == "it is no folder of feedrate"
-    (elsewhere / "data").rename(tmp_path / "data")
-    (elsewhere / "data").symlink_to(tmp_path / "data")
-    assert delete_cache(elsewhere) == "it holds data, which feedrate did not put there"
+    (moved / "data").rename(tmp_path / "data")
+    (moved / "data").symlink_to(tmp_path / "data")
+    assert delete_cache(moved) == "it holds data, which feedrate did not put there"
     assert (tmp_path / "data").stat().st_size > 100_000
 
 

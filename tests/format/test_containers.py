@@ -19,8 +19,7 @@ from PIL import Image
 
 from feedrate import Dataset, FieldSpec, Loader, PackOptions, Recode, Resize, pack, unpack, verify
 from feedrate.errors import BadSample, MissingExtra, StorageError, UsageError
-from feedrate.format.containers import NAMES, Content, Output, find_container
-from feedrate.format.containers.contract import TooLarge
+from feedrate.format.containers import NAMES, Content, Output, TooLarge, find_container
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import read_manifest
 from feedrate.packing.build import hdf5_join

@@ -14,7 +14,7 @@ from PIL import Image
 from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError
 from feedrate.filters import FILTERS
-from feedrate.loader import decode
+from feedrate.loader import decode_batch as module
 from support.packs import encode_mixed
 
 torch = pytest.importorskip("torch")
@@ -114,7 +114,7 @@ def test_a_device_that_is_not_there_is_an_error() -> None:
 
 
 def test_too_little_memory_on_the_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_opened", {})
+    monkeypatch.setattr(module, "_opened", {})
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-4)
     try:

@@ -32,7 +32,7 @@ LAYERS = [
     {"prelist", "one_ahead"},
     {"progress"},
     {"units", "filters"},
-    {"errors"},
+    {"errors", "arrays"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Report draws what commands return, so it knows results, and nothing of how they came about.
@@ -105,11 +105,11 @@ BOUND = {
     "feedrate.doctor.hook": (set[str](), {"", "feedrate_hook.layout"}),
     "feedrate.format.containers": (
         {"fields", "keys", "raw"},
-        {"", "contract", "hdf5", "tar", "tfrecord"},
+        {"", "hdf5", "tar", "tfrecord"},
     ),
     "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "launcher"}),
     "feedrate.loader.device": (
-        {"batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
+        {"arguments", "batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
         {"colour", "finish", "gpu_decode", "gpu_tier", "mixing", "transfer"},
     ),
 }

@@ -156,7 +156,7 @@ def test_a_batch_of_one_sample_comes_from_a_pack_with_a_text_field(tmp_path: Pat
 def test_mask_and_boxes_follow_the_image(everything: Path):
     operation = RandomResizedCrop(16)
     with Loader(everything, image=operation, flip=True, seed=3) as loader:
-        artist = loader._artist
+        artist = loader._sampler
         rows, _ = loader._resources.pack.rows(np.arange(12))
         geometry = artist.draw(0, rows, None)
     assert geometry.flips.any()

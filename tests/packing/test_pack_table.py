@@ -350,7 +350,7 @@ def test_two_columns_that_would_be_one_field_are_refused(flat: Path) -> None:
 
 
 def test_a_column_with_too_many_words_is_no_label(flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedrate.source.labelled._MOST_CLASSES", 1)
+    monkeypatch.setattr("feedrate.source.table._MOST_CLASSES", 1)
     with pytest.raises(SourceError, match="column 'label' has more than 1 different texts: no classes"):
         pack_table(flat, "path,label\nimages/0.jpg,a\nimages/1.jpg,b\nimages/2.jpg,c\n")
 

@@ -43,7 +43,7 @@ def pack(shards: RangeServer, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def elsewhere(pack: Path) -> Iterator[str]:
+def other_pack(pack: Path) -> Iterator[str]:
     """The same index on another server."""
     with serve(pack.parent) as server:
         yield f"{server.url}/set"
@@ -60,17 +60,17 @@ def open_dataset(source: Any, **options: Any) -> int:
 
 @pytest.mark.parametrize("open_it", [load, open_dataset])
 def test_a_pack_behind_an_address_contacts_no_other_host(
-    shards: RangeServer, elsewhere: str, open_it: Callable[..., int]
+    shards: RangeServer, other_pack: str, open_it: Callable[..., int]
 ) -> None:
-    with pytest.raises(PackError, match=f"{elsewhere} names files at {shards.url}") as caught:
-        open_it(elsewhere)
+    with pytest.raises(PackError, match=f"{other_pack} names files at {shards.url}") as caught:
+        open_it(other_pack)
     assert shards.asked == []
     assert f'allow_addresses=["{shards.url}"]' in str(caught.value.hint)
     assert f"--allow-address {shards.url}" in str(caught.value.hint)
     for allowed in (shards.url, [f"{shards.url}/"]):
-        assert open_it(elsewhere, allow_addresses=allowed) == 6
+        assert open_it(other_pack, allow_addresses=allowed) == 6
     with pytest.raises(PackError, match="names files at"):
-        open_it(elsewhere, allow_addresses=[f"{shards.url}/other", "https://127.0.0.1"])
+        open_it(other_pack, allow_addresses=[f"{shards.url}/other", "https://127.0.0.1"])
 
 
 def test_a_pack_may_name_files_of_its_own_host(shards: RangeServer) -> None:
@@ -112,18 +112,18 @@ def test_a_pack_of_this_machine_that_others_may_have_written_contacts_nobody(
     assert load(pack, allow_addresses=[shards.url]) == 6
 
 
-def test_a_dataset_in_another_process_is_allowed_the_same(shards: RangeServer, elsewhere: str) -> None:
-    dataset = Dataset(elsewhere, fields=["label"], output="numpy", allow_addresses=[shards.url])
+def test_a_dataset_in_another_process_is_allowed_the_same(shards: RangeServer, other_pack: str) -> None:
+    dataset = Dataset(other_pack, fields=["label"], output="numpy", allow_addresses=[shards.url])
     assert pickle.loads(pickle.dumps(dataset))[0] == dataset[0]
 
 
-def test_staging_contacts_no_other_host(shards: RangeServer, elsewhere: str, scratch: Path) -> None:
+def test_staging_contacts_no_other_host(shards: RangeServer, other_pack: str, scratch: Path) -> None:
     for start in (stage, lambda source, scratch: load(source, scratch=scratch)):
         with pytest.raises(PackError, match=f"names files at {shards.url}"):
-            start(elsewhere, scratch)
+            start(other_pack, scratch)
     assert shards.asked == []
-    assert load(elsewhere, scratch=scratch, allow_addresses=[shards.url]) == 6
-    assert load(stage(elsewhere, scratch, allow_addresses=[shards.url]).path) == 6
+    assert load(other_pack, scratch=scratch, allow_addresses=[shards.url]) == 6
+    assert load(stage(other_pack, scratch, allow_addresses=[shards.url]).path) == 6
 
 
 def test_verifying_and_merging_ask_first_too(shards: RangeServer, pack: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_commands_show_the_line_to_type_and_take_it(
 
 
 def test_a_relative_path_does_not_lead_to_another_host(
-    shards: RangeServer, pack: Path, elsewhere: str
+    shards: RangeServer, pack: Path, other_pack: str
 ) -> None:
     manifest = read_manifest(pack)
     folder = f"../../{shards.url.removeprefix('http://')}"
@@ -162,7 +162,7 @@ def test_a_relative_path_does_not_lead_to_another_host(
     (pack / FILE_NAME).write_bytes(dump_manifest(dataclasses.replace(manifest, shards=moved)))
     for open_it in (load, verify_by_staging):
         with pytest.raises(PackError, match=r"names files outside of its address: '\.\./\.\./127"):
-            open_it(elsewhere, allow_addresses=[shards.url])
+            open_it(other_pack, allow_addresses=[shards.url])
     assert shards.asked == []
 
 

@@ -75,7 +75,7 @@ def test_who_waits_is_let_go() -> None:
         pending.wait()
 
 
-def test_a_parcel_that_nobody_knows_is_gone() -> None:
+def test_fetched_bytes_that_nobody_knows_are_gone() -> None:
     pending = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
     descriptor = int(os.path.basename(pending.fetched.path))
     inode = os.fstat(descriptor).st_ino

@@ -30,7 +30,7 @@ needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get
 
 
 @pytest.mark.parametrize("name", DIAGNOSES)
-def test_the_page_asks_for_nothing_from_elsewhere_and_runs_nothing(name: str) -> None:
+def test_the_page_asks_for_nothing_from_other_places_and_runs_nothing(name: str) -> None:
     text = draw_doctor_page(DIAGNOSES[name]())
     page = Reader()
     page.feed(text)

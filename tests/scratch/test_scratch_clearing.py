@@ -21,7 +21,7 @@ from feedrate.scratch.commands import collect_garbage, list_scratch, remove_copi
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import open_staging
 from support.images import read_tree
-from support.scratch_copies import held_elsewhere, make_files, make_pack, names_in, stage, stage_half
+from support.scratch_copies import held_by_another, make_files, make_pack, names_in, stage, stage_half
 from support.scratches import as_stranger
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -86,7 +86,7 @@ def test_a_clock_that_was_set_back_makes_nothing_expire(tmp_path: Path, scratch:
 @pytest.mark.parametrize("jump_s", [-30 * YEAR_S, 0.0, 30 * YEAR_S], ids=["back", "none", "forward"])
 def test_whatever_the_clock_says_a_copy_in_use_stays(tmp_path: Path, scratch: Path, jump_s: float) -> None:
     copy = stage(make_files(tmp_path / "a"), scratch, keep_s=0.0, used=time.time() - DAY_S)
-    with held_elsewhere(copy):
+    with held_by_another(copy):
         clearing = clear(scratch, time.time() + jump_s)
         clearing.remove_oldest(0)
         assert clearing.result.removed == []
@@ -159,7 +159,7 @@ def test_a_copy_that_nobody_finishes_goes_and_one_that_somebody_does_stays(
     tmp_path: Path, scratch: Path
 ) -> None:
     dead, alive = (stage_half(make_pack(tmp_path / name), scratch) for name in "ab")
-    with held_elsewhere(alive, "writer"):
+    with held_by_another(alive, "writer"):
         result = collect_garbage(str(scratch))
     assert [one.path for one in result.removed] == [str(dead.folder)]
     assert names_in(scratch) == [alive.folder.name]

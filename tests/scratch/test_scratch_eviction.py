@@ -26,7 +26,7 @@ from support.images import read_tree, save_image
 from support.scratch_copies import (
     end,
     evict_copy,
-    held_elsewhere,
+    held_by_another,
     make_files,
     make_pack,
     names_in,
@@ -211,7 +211,7 @@ def test_a_source_is_not_read_for_a_copy_that_is_in_use(
 ) -> None:
     copy = stage(source, scratch)
     monkeypatch.setattr(eviction, "compare_bytes", lambda *_: pytest.fail("the source was read"))
-    with held_elsewhere(copy):
+    with held_by_another(copy):
         assert_kept(copy, "it is in use")
 
 
@@ -258,7 +258,7 @@ def test_a_source_that_vanishes_with_the_copy_brings_it_back(
 
     def see_by_server(marker: Any) -> Any:
         if not copy.folder.exists():
-            raise eviction.Doubt("404")
+            raise eviction.NotAsCopied("404")
         return see(marker)
 
     monkeypatch.setattr(eviction, "stat_source", see_by_server)
@@ -323,7 +323,7 @@ def test_a_split_that_was_made_in_the_copy_keeps_it(tmp_path: Path, scratch: Pat
 
 def test_a_copy_in_use_by_another_process_stays_until_that_is_killed(source: Path, scratch: Path) -> None:
     copy = stage(source, scratch)
-    with held_elsewhere(copy) as process:
+    with held_by_another(copy) as process:
         assert_kept(copy, f"it is in use: process {process} of ", even_if_the_source_is_gone=True)
         end(process)
         evict_copy(copy)
@@ -332,7 +332,7 @@ def test_a_copy_in_use_by_another_process_stays_until_that_is_killed(source: Pat
 
 def test_a_copy_that_is_being_made_stays_until_its_maker_is_killed(source: Path, scratch: Path) -> None:
     copy = stage_half(source, scratch)
-    with held_elsewhere(copy, "writer") as process:
+    with held_by_another(copy, "writer") as process:
         assert_kept(copy, "it is being copied right now", even_if_the_source_is_gone=True)
         end(process)
         evict_copy(copy)

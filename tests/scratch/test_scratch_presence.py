@@ -19,7 +19,7 @@ from feedrate.scratch import source_check
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.eviction import Kept, SourceUnseen
 from feedrate.scratch.marker import Marker
-from feedrate.scratch.source_check import Doubt, stat_source
+from feedrate.scratch.source_check import NotAsCopied, stat_source
 from support.images import read_tree
 from support.scratch_copies import evict_copy, make_files, make_pack, names_in, stage
 
@@ -103,7 +103,7 @@ def test_listings_that_were_made_before_do_not_count(copy: Copy, monkeypatch: py
 @pytest.mark.parametrize("kind", ["simplecache", "filecache", "blockcache"])
 def test_what_is_seen_through_a_cache_was_not_seen(copy: Copy, kind: str) -> None:
     cached = dataclasses.replace(copy.marker, source=f"{kind}::{copy.marker.source}")
-    with pytest.raises(Doubt, match="is seen through a cache"):
+    with pytest.raises(NotAsCopied, match="is seen through a cache"):
         stat_source(cached)
 
 

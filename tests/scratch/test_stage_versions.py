@@ -164,10 +164,10 @@ def test_an_indexed_shard_that_is_replaced_under_a_loader_is_not_kept_on_scratch
     monkeypatch.setattr("feedrate.scratch.live.CHUNK_BYTES", 10_000)
     with Loader(indexed, 4, scratch=scratch, output="numpy") as loader:
         touch_at(plain_server, 2)
-        landing = loader._resources.pack.copy  # type: ignore[attr-defined]
-        landing.let_flow()
-        landing._thread.join(120)
-        assert not any(landing.copy.has_landed(name) for name in landing.copy.files if name.endswith(".tar"))
+        live = loader._resources.pack.copy  # type: ignore[attr-defined]
+        live.let_flow()
+        live._thread.join(120)
+        assert not any(live.copy.has_landed(name) for name in live.copy.files if name.endswith(".tar"))
     assert "x.tar was changed while it was read; it is not kept on scratch" in caplog.text
 
 

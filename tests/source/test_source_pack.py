@@ -259,7 +259,7 @@ def test_a_class_folder_that_cannot_be_listed_stops_packing(
             raise PermissionError(13, "Permission denied", folder)
         return list_folder(folder, suffixes)
 
-    monkeypatch.setattr("feedrate.source.walk.list_folder", list_open)
+    monkeypatch.setattr("feedrate.source.folders.list_folder", list_open)
     with pytest.raises(StorageError, match="src/b: folder cannot be listed: Permission denied"):
         pack(tmp_path / "src", tmp_path / "p", PackOptions(workers=1))
     assert not (tmp_path / "p").exists()
@@ -403,7 +403,7 @@ def test_a_full_disk_while_a_source_is_kept_is_a_sentence(
         def write(self, _: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("feedrate.source.spool.Spool._open", lambda _: Full())
+    monkeypatch.setattr("feedrate.source.record.Spool._open", lambda _: Full())
     source = write_tar(tmp_path / "d.tar.gz", CLASSES, "w:gz")
     with pytest.raises(
         StorageError, match=r"cannot write packing\.spool in .*: No space left on device"

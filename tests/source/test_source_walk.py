@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.source import walk
-from feedrate.source.walk import FolderList, Walk
+from feedrate.source import folders as walk
+from feedrate.source.folders import FolderList, Walk
 
 NAMES = ["a/1.jpg", "a/b/2.jpg", "a-b/3.jpg", "a/b-c/4.jpg", "c/5.jpg", "c/d/e/6.jpg"]
 

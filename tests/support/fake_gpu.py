@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cuda_on_cpu import Emulator
-from feedrate.loader import decode, loader
+from feedrate.loader import decode_batch, loader
 from feedrate.loader.device import gpu_decode, transfer
 
 Spoil = Callable[[str, Sequence[Any]], None]
@@ -109,9 +109,9 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
     monkeypatch.setattr(transfer.Transfer, "guard", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(transfer.Transfer, "find_pci_address", lambda _: None)
     monkeypatch.setattr(loader, "choose_placement", choose_placement)
-    monkeypatch.setattr(decode, "choose_placement", choose_placement)
-    monkeypatch.setattr(decode, "why_not", lambda *_: gpu.why_not)
-    monkeypatch.setattr(decode, "_opened", {})
+    monkeypatch.setattr(decode_batch, "choose_placement", choose_placement)
+    monkeypatch.setattr(decode_batch, "why_not", lambda *_: gpu.why_not)
+    monkeypatch.setattr(decode_batch, "_opened", {})
     monkeypatch.setattr(gpu_decode, "compile_source", lambda *_, **__: gpu)
     monkeypatch.setattr(gpu_decode, "why_not", lambda *_: gpu.why_not)
     monkeypatch.setattr(gpu_decode, "_told", set())

@@ -74,7 +74,7 @@ def find_copy(scratch: Path) -> CopyInfo:
 
 
 @contextlib.contextmanager
-def held_elsewhere(copy: Copy, what: str = "lease") -> Iterator[int]:
+def held_by_another(copy: Copy, what: str = "lease") -> Iterator[int]:
     """Let another process, whose number is yielded, hold a lease or the writer's lock in the block."""
     told, telling = os.pipe()
     process = os.fork()
@@ -93,7 +93,7 @@ def held_elsewhere(copy: Copy, what: str = "lease") -> Iterator[int]:
 
 
 def end(process: int) -> None:
-    """Kill a process that `held_elsewhere` made, and wait for its end; harmless when it has ended."""
+    """Kill a process that `held_by_another` made, and wait for its end; harmless when it has ended."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)

@@ -30,7 +30,7 @@ from feedrate.bench.process import Clock, Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import BILINEAR, FILTERS, check_filter
-from feedrate.format.folder import find_images, is_pack
+from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
@@ -42,9 +42,9 @@ from feedrate.loader.samples import (
     open_files,
     open_pack,
     pick,
-    take_ranges,
 )
 from feedrate.machine.describe import describe_machine
+from feedrate.source.folders import find_images
 from feedrate.stats import median, median_ratio, spread
 from feedrate.units import printable
 
@@ -432,7 +432,7 @@ def _time_calls(
     task: Task, taken: I64, files: Sequence[bytes], *, rounds: int, clock: Clock
 ) -> dict[str, float]:
     """Return the CPU seconds per image of calls that each do a step more."""
-    samples, images = task.samples, take_ranges(task.samples.images, taken)
+    samples, images = task.samples, task.samples.images.take(taken)
     unchecked = Ranges(images.file, images.offset, images.length)
     geometry, out = task.geometry.take(taken), task.make_out()[: len(taken)]
     sizes = geometry.boxes[:, 2:] - geometry.boxes[:, :2]

@@ -33,8 +33,8 @@ from feedrate.bench.process import (
     sum_up,
 )
 from feedrate.errors import MissingExtra, PackError, UsageError
-from feedrate.format.folder import find_images
 from feedrate.kernel import I64
+from feedrate.source.folders import find_images
 
 if TYPE_CHECKING:
     import torch

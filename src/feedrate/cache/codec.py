@@ -5,10 +5,6 @@
 
 The structure is a walk through the value: one letter per thing, with its sizes; contents of arrays, tensors,
 pictures and byte strings are the buffers, in the order of the walk. Bytes from strangers end in `Damaged`.
-Arrays, tensors and pictures are in `codec_arrays`.
-
-The part of the codec for numpy arrays and scalars, torch tensors and Pillow's images.
-
 torch and Pillow are never imported for writing: a value of theirs means that they are there.
 """
 
@@ -114,9 +110,9 @@ class Reader:
             raise Damaged(f"it holds something of an unknown kind: {letter!r}")
         return read(self, depth)
 
-    @property
-    def is_at_end(self) -> bool:
-        return self._at == len(self._structure)
+    def check_end(self) -> None:
+        if self._at != len(self._structure):
+            raise Damaged("its structure goes on after its end")
 
 
 def encode(value: Any) -> U8:
@@ -164,8 +160,7 @@ def decode(memory: U8) -> Any:
         raise
     except Exception as error:  # whatever numpy, torch and Pillow say of sizes and types that make no sense
         raise Damaged(f"it makes no sense: {error}") from error
-    if not reader.is_at_end:
-        raise Damaged("its structure goes on after its end")
+    reader.check_end()
     return value
 
 
@@ -177,10 +172,6 @@ def say_type(value: Any) -> str:
     kind = type(value)
     home = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     return f"{home}{kind.__qualname__}"
-
-
-def _write_bool(writer: Writer, value: bool, _: int) -> None:
-    writer.structure += b"T" if value else b"F"
 
 
 def _write_int(writer: Writer, value: int, _: int) -> None:
@@ -238,24 +229,6 @@ def find_named(module: str, name: str, fields: tuple[str, ...]) -> type | None:
     return found if is_one and getattr(found, "_fields", None) == fields else None
 
 
-def _find_writer(value: Any) -> Callable[[Writer, Any, int], None]:
-
-    write = find_writer(value)
-    if write is not None:
-        return write
-    if isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple):
-        return _write_named
-    raise Refused(f"a {say_type(value)}")
-
-
-def _read_big(reader: Reader, _: int) -> int:
-    return int.from_bytes(reader.take(reader.number()), "little", signed=True)
-
-
-def _read_str(reader: Reader, _: int) -> str:
-    return reader.take(reader.number()).decode("utf-8", "surrogatepass")
-
-
 def _read_list(reader: Reader, depth: int) -> list[Any]:
     return [reader.value(depth + 1) for _ in range(reader.number())]
 
@@ -277,7 +250,7 @@ def _read_named(reader: Reader, depth: int) -> Any:
 
 _WRITERS: dict[type, Callable[[Writer, Any, int], None]] = {
     type(None): lambda writer, _value, _: writer.structure.extend(b"N"),
-    bool: _write_bool,
+    bool: lambda writer, value, _: writer.structure.extend(b"T" if value else b"F"),
     int: _write_int,
     float: lambda writer, value, _: writer.structure.extend(b"f" + _F64.pack(value)),
     complex: lambda writer, value, _: writer.structure.extend(b"c" + _C128.pack(value.real, value.imag)),
@@ -290,30 +263,6 @@ _WRITERS: dict[type, Callable[[Writer, Any, int], None]] = {
 }
 
 
-def _read_array(reader: Reader, depth: int) -> Any:
-
-    return read(reader, depth)
-
-
-_READERS: dict[bytes, Callable[[Reader, int], Any]] = {
-    b"N": lambda _reader, _: None,
-    b"T": lambda _reader, _: True,
-    b"F": lambda _reader, _: False,
-    b"i": lambda reader, _: _I64.unpack(reader.take(8))[0],
-    b"I": _read_big,
-    b"f": lambda reader, _: _F64.unpack(reader.take(8))[0],
-    b"c": lambda reader, _: complex(*_C128.unpack(reader.take(16))),
-    b"s": _read_str,
-    b"b": lambda reader, _: reader.buffer(reader.number()).tobytes(),
-    b"y": lambda reader, _: bytearray(reader.buffer(reader.number()).data),
-    b"l": _read_list,
-    b"t": lambda reader, depth: tuple(_read_list(reader, depth)),
-    b"d": _read_dict,
-    b"n": _read_named,
-    b"A": _read_array,
-}
-
-
 _IN_ORDER = bytes(range(64))  # more axes than numpy and torch have
 _PLAIN_DTYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]+(\[[0-9A-Za-z]+\])?")
 # Bytes per pixel of the modes of Pillow that are taken, beside "1": eight pixels to a byte there.
@@ -323,8 +272,8 @@ _PICTURE_BYTES = {
 }  # fmt: skip
 
 
-def find_writer(value: Any) -> Callable[[Writer, Any, int], None] | None:
-    """Return what writes a value of numpy, torch or Pillow; None: it is of none of them."""
+def _find_writer(value: Any) -> Callable[[Writer, Any, int], None]:
+    """Return what writes a named tuple, or a value of numpy, torch or Pillow."""
     kind = type(value)
     if kind in (np.ndarray, np.memmap):
         return _write_array
@@ -337,10 +286,14 @@ def find_writer(value: Any) -> Callable[[Writer, Any, int], None] | None:
         if kind is torch.Size:
             return _write_torch_size
     pillow = sys.modules.get("PIL.Image")
-    return _write_picture if pillow is not None and isinstance(value, pillow.Image) else None
+    if pillow is not None and isinstance(value, pillow.Image):
+        return _write_picture
+    if isinstance(value, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
+        return _write_named
+    raise Refused(f"a {say_type(value)}")
 
 
-def read(reader: Reader, depth: int) -> Any:
+def _read_array(reader: Reader, depth: int) -> Any:
     letter = reader.take(1)
     if letter not in _ARRAY_READERS:
         raise Damaged(f"it holds an array of an unknown kind: {letter!r}")
@@ -545,4 +498,22 @@ _ARRAY_READERS: dict[bytes, Callable[[Reader, int], Any]] = {
     b"x": _read_tensor,
     b"z": _read_torch_size,
     b"p": _read_picture,
+}
+
+_READERS: dict[bytes, Callable[[Reader, int], Any]] = {
+    b"N": lambda _reader, _: None,
+    b"T": lambda _reader, _: True,
+    b"F": lambda _reader, _: False,
+    b"i": lambda reader, _: _I64.unpack(reader.take(8))[0],
+    b"I": lambda reader, _: int.from_bytes(reader.take(reader.number()), "little", signed=True),
+    b"f": lambda reader, _: _F64.unpack(reader.take(8))[0],
+    b"c": lambda reader, _: complex(*_C128.unpack(reader.take(16))),
+    b"s": lambda reader, _: reader.take(reader.number()).decode("utf-8", "surrogatepass"),
+    b"b": lambda reader, _: reader.buffer(reader.number()).tobytes(),
+    b"y": lambda reader, _: bytearray(reader.buffer(reader.number()).data),
+    b"l": _read_list,
+    b"t": lambda reader, depth: tuple(_read_list(reader, depth)),
+    b"d": _read_dict,
+    b"n": _read_named,
+    b"A": _read_array,
 }

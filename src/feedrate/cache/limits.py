@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where cached samples may lie, from the words of a user: `ram="auto"`, `ram="8GB"`, `disk="/scr:200GB"`.
-
-How much memory may a cache take, and when must it give some back?
+"""The tiers of a cache from the words of a user (`ram="8GB"`, `disk="/scr:200GB"`), and what they may take.
 
 Free memory is what the tightest limit above this process leaves: page cache that can be dropped counts as
 free, memory in /dev/shm and the cache itself do not. A margin of it is never taken. Filling stops half a
@@ -124,9 +122,7 @@ class MemoryWatch:
     """Looks at the job's memory when asked, not more often than needed."""
 
     def __init__(
-        self,
-        measure: Callable[[], MemoryRoom] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, measure: Callable[[], MemoryRoom] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._measure, self._clock = measure or MemoryGauge().measure, clock
         self._lock = threading.Lock()

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the processes of a job on one node come to share files that have no names.
+"""How the processes of a job on one node come to share a cache's files, which have no names.
 
 Whoever has such files open leaves an entry in a folder that only the user can read: its process number and
 the numbers of its descriptors. Another process opens them as /proc/PID/fd/N and leaves an entry of its own.
 The files live while one process has them open, and nothing of them is left when the last one ends, however
 it ends. An entry is locked by its process for as long as that lives; one that nobody holds is removed by
 the next process that comes here. That takes a few microseconds under one lock, the gate.
-
-The files that a shelf keeps its bytes in: none has a name, and stretches of them can be given back.
 """
 
 from __future__ import annotations
@@ -21,15 +19,14 @@ import stat
 import sys
 import tempfile
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from feedrate.cache.limits import Tier
 from feedrate.cache.table import make_memory
 from feedrate.errors import StorageError
-from feedrate.files.lock import lock_fd, locked_if_free
+from feedrate.files.lock import Lock, lock_fd, locked_if_free
 from feedrate.files.permissions import find_distrust
 from feedrate.machine.memory import find_memory_group
 
@@ -78,7 +75,7 @@ class SharedFiles:
         self.folder = folder
         self.process = os.getpid()
         self._entry: Path | None = None
-        self._held: int | None = None
+        self._held: Lock | None = None  # children of a fork close it: the entry ends with its process
 
     def join(self, make: Callable[[], Descriptors], accept: Callable[[Descriptors], bool]) -> Descriptors:
         """Return descriptors of the shared files.
@@ -117,7 +114,7 @@ class SharedFiles:
         with contextlib.suppress(OSError), self._gate():
             entry.unlink()
         if held is not None:
-            os.close(held)
+            held.release()
 
     @contextlib.contextmanager
     def _gate(self) -> Iterator[None]:
@@ -145,29 +142,11 @@ class SharedFiles:
         assert self.folder is not None
         self.process = os.getpid()
         entry = self.folder / f"{self.name}.{self.process}-{secrets.token_hex(4)}"
-        held = os.open(entry, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        lock_fd(held)
+        fd = os.open(entry, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._entry, self._held = entry, Lock(fd)
+        lock_fd(fd)
         files = {name: [number, *_identity(number)] for name, number in descriptors.items()}
-        os.write(held, json.dumps({"pid": self.process, "files": files}).encode())
-        self._entry, self._held = entry, held
-        _MEETINGS.add(self)
-
-    def forget(self) -> None:
-        """In a fork: the parent's entry must end with the parent, and the fork's copy of it would hold it."""
-        if self._held is not None and os.getpid() != self.process:
-            os.close(self._held)
-            self._entry = self._held = None
-
-
-_MEETINGS: weakref.WeakSet[SharedFiles] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for meeting in list(_MEETINGS):
-        meeting.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+        os.write(fd, json.dumps({"pid": self.process, "files": files}).encode())
 
 
 def sweep(folder: Path | None = None) -> int:
@@ -243,14 +222,6 @@ def take_over(inherited: int) -> int:
         return inherited
     os.close(inherited)
     return own
-
-
-def write(descriptor: int, views: Sequence[memoryview], offset: int) -> None:
-    for view in views:
-        done = 0
-        while done < view.nbytes:
-            done += os.pwrite(descriptor, view[done:], offset + done)
-        offset += view.nbytes
 
 
 def punch_hole(descriptor: int, offset: int, size: int) -> None:

@@ -1,37 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a shelf that belongs to one process: its descriptors, its lock, its watch over memory.
+"""A bounded store of samples that never evicts, shared by the processes of a job on one node.
 
-Bytes are written without the lock: a place that was reserved is the writer's own, and no place is ever given
-out twice. If memory was given back meanwhile, the row is not published and the writer frees its place itself.
-Descriptors are closed only when no call uses them: a number that is used again may be anybody's file.
-
-A bounded store of samples that never evicts, shared by the processes of a job on one node.
-
-A shelf has a table (one row per sample, memory that all its processes map) and a file without a name per
-tier: memory for `ram`, an unlinked file on a disk for `disk`. So nothing of it outlives its last process,
-however that ends; `sharing.py` says how processes come by each other's files.
+It has a table (one row per sample, memory that all its processes map) and a file without a name per tier:
+memory for `ram`, an unlinked file on a disk for `disk`. So nothing of it outlives its last process, however
+that ends; `sharing.py` says how processes come by each other's files.
 
 A sample:  ABSENT --put: a place reserved, bytes written, row published--> HELD
            HELD --discard: it was damaged; or memory ran short--> ABSENT
 
 A place is given out once and never again: a reader finds there what its row named, or bytes that fail their
-checksum, and then takes the sample from its source.
+checksum, and then takes the sample from its source. Bytes are written without the lock, for a place that was
+reserved is the writer's own; if memory was given back meanwhile, the row is not published and the writer
+frees its place itself. Descriptors are closed only when no call uses them: a number that is used again may be
+anybody's file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
-from feedrate.cache.limits import MemoryWatch, Tier, Watcher, parse_tiers
+from feedrate.cache.limits import MemoryWatch, Tier, Watcher
 from feedrate.cache.persistent import add_row, drop_oldest, load_rows, measure_others, open_kept
 from feedrate.cache.results import TierStats
 from feedrate.cache.sharing import (
@@ -42,42 +40,25 @@ from feedrate.cache.sharing import (
     name_job,
     punch_hole,
     take_over,
-    write,
 )
 from feedrate.cache.table import MOST_TIERS, Located, Rows, Table, is_table, make_row, make_table
 from feedrate.cache.views import nobody_looks
 from feedrate.errors import UsageError
+from feedrate.files.atomic import write_all
 from feedrate.files.lock import lock_fd, unlock_fd
 from feedrate.kernel import I64, U8
-
-__all__ = ["Located", "SampleCache", "Tier", "parse_tiers"]
 
 _ALIGNMENT_BYTES = 64
 _DISK_LEFT_FREE = 0.02  # of the file system: the disk is not ours alone
 
 
-class Settings(Protocol):
-    """What a shelf was asked to be."""
-
-    samples: int
-    tiers: tuple[Tier, ...]
-    keep_bytes: int
-    watch: MemoryWatch
-
-
 class OpenedCache:
-    """A shelf's files, open in this process; `parent`: what a fork inherited."""
+    """A cache's files, open in this process; `parent`: what a fork inherited."""
 
-    def __init__(
-        self,
-        meeting: SharedFiles,
-        shelf: Settings,
-        parent: OpenedCache | None = None,
-    ) -> None:
+    def __init__(self, meeting: SharedFiles, cache: SampleCache, parent: OpenedCache | None = None) -> None:
         self.process = os.getpid()
-        self._meeting, self._samples, self._keep_bytes = meeting, shelf.samples, shelf.keep_bytes
-        self._tiers = tiers = tuple(shelf.tiers)
-        self._watch = shelf.watch
+        self._meeting, self._samples, self._keep_bytes = meeting, cache.samples, cache.keep_bytes
+        self._tiers, self._watch = cache.tiers, cache.watch
         self._lock = threading.Lock()
         self._idle = threading.Condition()
         self._users = 0
@@ -88,12 +69,12 @@ class OpenedCache:
         else:
             self._descriptors = {name: take_over(number) for name, number in parent._descriptors.items()}
             meeting.enter(self._descriptors)
-        self.table = Table(self._descriptors["table"], shelf.samples)
-        self._ram = next((number for number, tier in enumerate(tiers) if tier.kind == "ram"), None)
-        self._kept = _find_kept(tiers)
+        self.table = Table(self._descriptors["table"], cache.samples)
+        self._ram = next((number for number, tier in enumerate(cache.tiers) if tier.kind == "ram"), None)
+        self._kept = _find_kept(cache.tiers)
         self._others_bytes: int | None = None
         top = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-        self.paths = tuple(f"{top}/{self._descriptors[str(tier)]}" for tier in range(len(tiers)))
+        self.paths = tuple(f"{top}/{self._descriptors[str(tier)]}" for tier in range(len(cache.tiers)))
 
     def _make_files(self) -> Descriptors:
         made = {"table": make_table(self._samples)}
@@ -162,7 +143,10 @@ class OpenedCache:
             return False
         offset, shrinks = reserved
         try:
-            write(self._descriptors[str(tier)], views, offset)
+            at = offset
+            for view in views:
+                write_all(self._descriptors[str(tier)], view, at)
+                at += view.nbytes
         except OSError:  # the disk is full, or broken: it takes nothing more
             with self._locked():
                 self.table.tiers["is_full"][tier] = 1
@@ -399,10 +383,11 @@ class SampleCache:
         self._opened: OpenedCache | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._open()
-        _SHELVES.add(self)
+        _CACHES.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.key, self.samples, self.tiers, self.keep_bytes)
+        make = functools.partial(SampleCache, keep_bytes=self.keep_bytes)
+        return make, (self.key, self.samples, self.tiers)
 
     def put(self, number: int, *parts: Buffer, source_bytes: int = 0, mark: int = 0) -> bool:
         """Keep a sample; False: no tier has room for it.
@@ -508,17 +493,13 @@ class SampleCache:
         return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
-_SHELVES: weakref.WeakSet[SampleCache] = weakref.WeakSet()
+_CACHES: weakref.WeakSet[SampleCache] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
     """In a fork: threads of the parent that held locks are not there to let go."""
-    for shelf in list(_SHELVES):
-        shelf._lock, shelf.watch = threading.Lock(), shelf.watch.renew()
+    for cache in list(_CACHES):
+        cache._lock, cache.watch = threading.Lock(), cache.watch.renew()
 
 
 os.register_at_fork(after_in_child=_renew_locks)
-
-
-def _rebuild(key: str, samples: int, tiers: tuple[Tier, ...], keep_bytes: int) -> SampleCache:
-    return SampleCache(key, samples, tiers, keep_bytes=keep_bytes)

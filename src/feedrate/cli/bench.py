@@ -112,7 +112,7 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _holds_images(folder: Path) -> bool:
-    from feedrate.format.folder import find_images
+    from feedrate.source.folders import find_images
 
     try:
         return folder.is_dir() and bool(find_images([folder]))

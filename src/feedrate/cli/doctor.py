@@ -187,10 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_json_arguments(parser, overwritten="the files named above")
     parser.add_argument(
-        "command",
-        metavar="COMMAND ...",
-        nargs=argparse.REMAINDER,
-        help="what to run, as you would without",
+        "command", metavar="COMMAND ...", nargs=argparse.REMAINDER, help="what to run, as you would without"
     )
 
 

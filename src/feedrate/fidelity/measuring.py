@@ -22,7 +22,7 @@ import numpy as np
 from feedrate.errors import NotFound, UsageError, suggest_path
 from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.filters import check_filter
-from feedrate.format.folder import find_images, is_pack
+from feedrate.format.manifest import is_pack
 from feedrate.kernel import I32, U8, Status
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import Geometry
@@ -41,6 +41,7 @@ from feedrate.loader.samples import (
 )
 from feedrate.machine.describe import describe_machine
 from feedrate.progress import Rejection, Tick
+from feedrate.source.folders import find_images
 from feedrate.units import printable
 
 # Settings in pack.json that change pixels: such a pack is compared with its originals, too.

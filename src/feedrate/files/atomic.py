@@ -31,7 +31,7 @@ def atomic_write(path: Path, *, expected_bytes: int = 0, is_durable: bool = True
         StorageError: the disk is full, read-only or gone; no temporary file is left.
     """
     temporary = path.parent / temporary_name(path.name)
-    try:
+    with writing(path, expected_bytes):
         try:
             with open(temporary, "x+b", buffering=2**17) as file:
                 yield file
@@ -42,12 +42,7 @@ def atomic_write(path: Path, *, expected_bytes: int = 0, is_durable: bool = True
             if is_durable:
                 sync_folder(path.parent)
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-    except OSError as error:
-        if isinstance(error, FeedrateError):
-            raise
-        raise explain_write_error(error, path, expected_bytes) from error
+            temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -63,6 +58,14 @@ def temporary_name(name: str) -> str:
 def is_temporary(name: str) -> bool:
     """Return whether a file or folder was being made when its maker ended, or is right now."""
     return re.fullmatch(r"\..+\.[0-9]+-[0-9a-f]{8}\.tmp", name) is not None
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of it: one call may write less."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def sync_folder(folder: Path) -> None:
@@ -132,14 +135,19 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Make sentences of errors that the disk of a folder raises in the block."""
+def writing(path: Path, expected_bytes: int = 0) -> Iterator[None]:
+    """Make sentences of errors that a disk raises in the block, in which a file is written."""
     try:
         yield
     except OSError as error:
         if isinstance(error, FeedrateError):
             raise
-        raise explain_write_error(error, folder / "pack.json") from error
+        raise explain_write_error(error, path, expected_bytes) from error
+
+
+def explained(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Make sentences of errors that the disk of a pack's folder raises in the block."""
+    return writing(folder / "pack.json")
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -8,7 +8,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from feedrate.errors import AlreadyExists, StorageError
 from feedrate.files.atomic import explain_write_error, shown
@@ -71,9 +70,7 @@ class Lock:
     def __enter__(self) -> Lock:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from feedrate.errors import StorageError
@@ -129,24 +128,27 @@ def remove_known(fd: int, is_ours: Callable[[str], bool], prefix: str = "") -> l
 
 def _unlink_all(fd: int, names: list[str]) -> list[str]:
     """Delete files; return those that stay. Disks that wait with each file can wait for many at once."""
+    left: list[str] = []
+
+    def unlink(group: list[str]) -> None:
+        for name in group:
+            try:
+                os.unlink(name, dir_fd=fd)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                left.append(name)
+
     if len(names) <= _GROUP:
-        return _unlink(fd, names)
+        unlink(names)
+        return left
     groups = [names[i : i + _GROUP] for i in range(0, len(names), _GROUP)]
     # The threads end before the caller can close the folder: its number may be another's then.
+    from concurrent.futures import ThreadPoolExecutor  # slow to load, and packing needs the rest alone
+
     with ThreadPoolExecutor(_AT_ONCE, "feedrate-delete") as threads:
-        return [name for left in threads.map(lambda group: _unlink(fd, group), groups) for name in left]
-
-
-def _unlink(fd: int, names: list[str]) -> list[str]:
-    left = []
-    for name in names:
-        try:
-            os.unlink(name, dir_fd=fd)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            left.append(name)
-    return left
+        list(threads.map(unlink, groups))
+    return sorted(left)
 
 
 def _find_mount(fd: int) -> tuple[int, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write and read whole index parts with pyarrow. (The loader does not: it reads single rows, see pack.py.)
+"""Write and read whole index parts with pyarrow; the loader reads single rows instead, without it (pack.py).
 
 Columns that are added to a pack later are small Arrow files of their own. A row holds what a row of the index
 would hold of these fields, and a checksum; the offsets of texts count from where their column's data begins.
@@ -61,7 +61,12 @@ def dump_part(fields: Sequence[Field], part: Part) -> bytes:
     for field in fields:
         for name in field.variable_columns():
             columns |= _make_texts(name, pa.large_binary(), part.variable[name])
-    metadata = {METADATA_KEY: json.dumps(part.metadata, sort_keys=True).encode()}
+    return _dump_file(columns, {METADATA_KEY: json.dumps(part.metadata, sort_keys=True).encode()})
+
+
+def _dump_file(columns: Mapping[str, pa.Array], metadata: Mapping[bytes, bytes] | None = None) -> bytes:
+    pa = need("pyarrow")
+
     batch = pa.record_batch(list(columns.values()), names=list(columns)).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
@@ -203,20 +208,12 @@ def dump_columns(fields: Sequence[Field], values: Values, samples: int) -> bytes
             rows[field.name] = values[field.name]
             continue
         stored: Sequence[bytes] = values[field.name]  # type: ignore[assignment]
-        lengths = np.array([len(text) for text in stored], np.int64)
-        rows[f"{field.name}.offset"] = np.cumsum(lengths) - lengths
-        rows[f"{field.name}.length"] = lengths
-        rows[f"{field.name}.crc32c"] = [kernel.crc32c(text) for text in stored]
+        data, starts = ByteStrings.of(stored).pack()
+        rows[f"{field.name}.offset"], rows[f"{field.name}.length"] = starts[:-1], np.diff(starts)
+        rows[f"{field.name}.crc32c"] = kernel.crc32c_texts(data, starts)
         texts[field.name] = pa.array(stored, pa.large_binary())
     rows["check"] = _checks(rows)
-    columns = {name: pa.array(rows[name]) for name in rows.dtype.names or ()}
-    columns |= texts
-    batch = pa.record_batch(list(columns.values()), names=list(columns))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return _dump_file({**{name: pa.array(rows[name]) for name in rows.dtype.names or ()}, **texts})
 
 
 def _checks(rows: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.uint32]]:

@@ -11,38 +11,32 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from feedrate.errors import NotFound, PackError, suggest_path
 from feedrate.format import containers
-from feedrate.format.entries import AUTO, dump_entries, find_entries
+from feedrate.format.entries import AUTO, find_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.units import shell_quote
 
-# No chains (zip://...::https://...), no control characters; `where` ends in no slash.
-_ADDRESS = re.compile(
-    r"[a-zA-Z][a-zA-Z0-9+.-]*://(?P<who>[^/@]*@)?(?!.*::)(?P<where>[^/\x00-\x20@][^\x00-\x1f]*(?<!/))"
-)
 
+def is_pack(source: str | os.PathLike[str]) -> bool:
+    """Return whether this is a pack.
 
-def find_address_problem(address: str) -> str | None:
-    """Return why an address must not stand in pack.json, in words that repeat no secret; None: it may."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        return "is not of the form SCHEME://PLACE/FOLDER"
-    _, _, port = match["where"].partition("/")[0].partition(":")
-    if ":" in (match["who"] or "") or not (port.isdecimal() or not port):
-        return "has a password in it"
-    if "?" in match["where"] or "#" in match["where"]:
-        return "has a query behind '?', as signed addresses have"
-    if any(part in (".", "..") for part in match["where"].split("/")):
-        return "has '..' in it"
-    return None
+    Raises:
+        NotFound: it is one that was never finished.
+    """
+    folder = Path(source)
+    if (folder / FILE_NAME).exists():
+        return True
+    if folder.is_dir() and is_unfinished(folder):
+        read_manifest(folder)
+    return False
 
 
 FORMAT = "feedrate-pack"
@@ -52,6 +46,10 @@ PROGRESS_NAME = "packing.json"  # beside what is unfinished
 # The end of pack.json: the SHA-256 of the file without this entry. By its place and shape, so that damage to
 # the entry's own name is seen, too; before there was one, a pack.json ended in a list.
 _DIGEST = re.compile(rb',\n "([^"]{6})": "([^"]{64})"\n}\n\Z')
+# No chains (zip://...::https://...), no control characters; `where` ends in no slash.
+_ADDRESS = re.compile(
+    r"[a-zA-Z][a-zA-Z0-9+.-]*://(?P<who>[^/@]*@)?(?!.*::)(?P<where>[^/\x00-\x20@][^\x00-\x1f]*(?<!/))"
+)
 # What a column that is added later can be: what fits into an index.
 ADDABLE_KINDS = (Kind.NUMBER, Kind.TEXT, Kind.JSON)
 
@@ -113,7 +111,7 @@ class Shard:
         return self.container in containers.IN_PLACE
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether the file lies behind an address, wherever the pack lies."""
         return "://" in self.folder
 
@@ -152,7 +150,7 @@ def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart
     Raises:
         PackError: it lies behind an address.
     """
-    if isinstance(file, Shard) and file.is_elsewhere:
+    if isinstance(file, Shard) and file.is_remote:
         raise PackError(
             f"{pack} is an index of files that are not on this machine: {file.folder}/{file.name}",
             hint=f"copy them to this node first, and use the copy: feedrate stage {shell_quote(pack)}",
@@ -192,7 +190,7 @@ class Manifest:
 
     @property
     def version(self) -> int:
-        if any(shard.is_elsewhere for shard in self.shards):
+        if any(shard.is_remote for shard in self.shards):
             return 3
         is_plain = not self.added and not self.parts and all(shard.is_plain for shard in self.shards)
         has_bare = any(f.kind is Kind.ARRAY and f.coding is Coding.RAW for f in self.fields)
@@ -240,7 +238,7 @@ def _dump_document(manifest: Manifest) -> bytes:
         **({"added": {f.name: dump_field(f) for f in manifest.added}} if manifest.added else {}),
         "settings": manifest.settings,
         "shards": [_dump_shard(s) for s in manifest.shards],
-        **({"parts": [_dump_part(p) for p in manifest.parts]} if manifest.parts else {}),
+        **({"parts": [_dump(part, _PART) for part in manifest.parts]} if manifest.parts else {}),
     }
     return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
 
@@ -302,18 +300,13 @@ def parse_manifest(text: bytes) -> Manifest:
             shards=tuple(_load_shard(s) for s in document["shards"]),
             settings=dict(document["settings"]),
             added=tuple(load_field(name, f) for name, f in document.get("added", {}).items()),
-            parts=tuple(_load_part(p) for p in document.get("parts", ())),
+            parts=tuple(ColumnPart(**_load(p, _PART)) for p in document.get("parts", ())),
         )
         samples = _count(document["samples"])
     except PackError:
         raise
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        SyntaxError,
-    ) as error:  # the last of numpy's types
+    except (KeyError, TypeError, ValueError, AttributeError, SyntaxError) as error:
+        # SyntaxError is what numpy's types raise.
         raise PackError(f"is damaged: {type(error).__name__} {error}") from error
     # Several parts of the index may describe one file, each other samples of it.
     shared = {(s.folder, s.name) for s in manifest.shards if s.container == "hdf5" or s.is_in_place}
@@ -419,79 +412,39 @@ def load_field(name: str, document: dict[str, Any]) -> Field:
     )
 
 
+class _Key(NamedTuple):
+    """A value of pack.json: the attribute that it is, what checks it, and how it is written.
+
+    One with a default is written only where it differs from that.
+    """
+
+    name: str
+    attribute: str
+    load: Callable[[Any], Any]
+    default: Any = None
+    dump: Callable[[Any], Any] = lambda value: value
+
+
+def _dump(thing: Shard | IndexPart | ColumnPart, keys: Iterable[_Key]) -> dict[str, Any]:
+    values = ((key, getattr(thing, key.attribute)) for key in keys)
+    return {k.name: k.dump(value) for k, value in values if k.default is None or value != k.default}
+
+
+def _load(document: dict[str, Any], keys: Iterable[_Key]) -> dict[str, Any]:
+    return {
+        key.attribute: key.load(document[key.name])
+        for key in keys
+        if key.default is None or key.name in document
+    }
+
+
 def _dump_shard(shard: Shard) -> dict[str, Any]:
-    index = shard.index
-    return {
-        **({"folder": shard.folder} if shard.folder else {}),
-        "name": shard.name, "bytes": shard.size_bytes, "crc32c": f"{shard.crc32c:08x}",
-        "samples": shard.samples,
-        **({"prefix": shard.prefix} if shard.prefix else {}),
-        **({"first_number": shard.first_number} if shard.first_number else {}),
-        **({} if shard.container == "tar" else {"container": shard.container}),
-        **({"mtime_ns": shard.mtime_ns} if shard.mtime_ns else {}),
-        **({"identity": f"{shard.identity:08x}"} if shard.identity else {}),
-        "index": {
-            **({"folder": index.folder} if index.folder else {}),
-            "name": index.name, "bytes": index.size_bytes, "crc32c": f"{index.crc32c:08x}",
-            **dump_entries(index.entries),
-            "columns": _dump_columns(index.columns),
-        },
-    }  # fmt: skip
-
-
-def _dump_part(part: ColumnPart) -> dict[str, Any]:
-    return {
-        **({"folder": part.folder} if part.folder else {}),
-        "name": part.name, "bytes": part.size_bytes, "crc32c": f"{part.crc32c:08x}",
-        "first": part.first, "samples": part.samples, "fields": list(part.fields),
-        "columns": _dump_columns(part.columns),
-    }  # fmt: skip
-
-
-def _dump_columns(columns: Mapping[str, tuple[int, ...]]) -> dict[str, list[int]]:
-    return {name: list(positions) for name, positions in columns.items()}
-
-
-def _load_columns(document: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {str(k): tuple(_count(p) for p in v) for k, v in document.items()}
-
-
-def _load_part(document: dict[str, Any]) -> ColumnPart:
-    return ColumnPart(
-        name=plain_name(document["name"]),
-        size_bytes=_count(document["bytes"]),
-        crc32c=_crc(document["crc32c"]),
-        first=_count(document["first"]),
-        samples=_count(document["samples"]),
-        fields=tuple(str(name) for name in document["fields"]),
-        columns=_load_columns(document["columns"]),
-        folder=_folder(document.get("folder", "")),
-    )
+    return {**_dump(shard, _shard_keys(shard.container)), "index": _dump(shard.index, _INDEX)}
 
 
 def _load_shard(document: dict[str, Any]) -> Shard:
-    index = document["index"]
-    container = _container(document.get("container", "tar"))
-    return Shard(
-        name=(_any_name if container in containers.IN_PLACE else plain_name)(document["name"]),
-        size_bytes=_count(document["bytes"]),
-        crc32c=_crc(document["crc32c"]),
-        samples=_count(document["samples"]),
-        index=IndexPart(
-            name=plain_name(index["name"]),
-            size_bytes=_count(index["bytes"]),
-            crc32c=_crc(index["crc32c"]),
-            columns=_load_columns(index["columns"]),
-            folder=_folder(index.get("folder", "")),
-            entries=find_entries(index),
-        ),
-        folder=(_any_folder if container == containers.RANGES else _folder)(document.get("folder", "")),
-        prefix=_prefix(document.get("prefix", "")),
-        first_number=_count(document.get("first_number", 0)),
-        container=container,
-        mtime_ns=_count(document.get("mtime_ns", 0), 2**63),
-        identity=_crc(document.get("identity", "00000000")),
-    )
+    keys = _shard_keys(_container(document.get("container", "tar")))
+    return Shard(**_load(document, keys), index=IndexPart(**_load(document["index"], _INDEX)))
 
 
 def _container(name: object) -> str:
@@ -521,6 +474,21 @@ def _folder(text: object) -> str:
     if text and parts and not all(part not in ("", ".", "..") for part in parts):
         raise ValueError(f"{text!r} is not a relative folder")
     return text
+
+
+def find_address_problem(address: str) -> str | None:
+    """Return why an address must not stand in pack.json, in words that repeat no secret; None: it may."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return "is not of the form SCHEME://PLACE/FOLDER"
+    _, _, port = match["where"].partition("/")[0].partition(":")
+    if ":" in (match["who"] or "") or not (port.isdecimal() or not port):
+        return "has a password in it"
+    if "?" in match["where"] or "#" in match["where"]:
+        return "has a query behind '?', as signed addresses have"
+    if any(part in (".", "..") for part in match["where"].split("/")):
+        return "has '..' in it"
+    return None
 
 
 def _any_folder(text: object) -> str:
@@ -556,3 +524,46 @@ def _crc(text: object) -> int:
     if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{8}", text):
         raise ValueError(f"{text!r} is not a checksum")
     return int(text, 16)
+
+
+def _load_columns(document: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {str(name): tuple(_count(place) for place in places) for name, places in document.items()}
+
+
+def _file_keys(check_name: Callable[[Any], str], check_folder: Callable[[Any], str]) -> list[_Key]:
+    return [
+        _Key("folder", "folder", check_folder, ""),
+        _Key("name", "name", check_name),
+        _Key("bytes", "size_bytes", _count),
+        _Key("crc32c", "crc32c", _crc, dump="{:08x}".format),
+    ]
+
+
+_COLUMNS = _Key(
+    "columns", "columns", _load_columns, dump=lambda columns: {n: list(at) for n, at in columns.items()}
+)
+_INDEX = [
+    *_file_keys(plain_name, _folder),
+    _Key("entries", "entries", lambda value: find_entries({"entries": value}), AUTO),
+    _COLUMNS,
+]
+_PART = [
+    *_file_keys(plain_name, _folder),
+    _Key("first", "first", _count),
+    _Key("samples", "samples", _count),
+    _Key("fields", "fields", lambda names: tuple(str(name) for name in names), dump=list),
+    _COLUMNS,
+]
+_SHARD = [
+    _Key("samples", "samples", _count),
+    _Key("prefix", "prefix", _prefix, ""),
+    _Key("first_number", "first_number", _count, 0),
+    _Key("container", "container", _container, "tar"),
+    _Key("mtime_ns", "mtime_ns", lambda value: _count(value, 2**63), 0),
+    _Key("identity", "identity", _crc, 0, "{:08x}".format),
+]
+
+
+def _shard_keys(container: str) -> list[_Key]:
+    check_name = _any_name if container in containers.IN_PLACE else plain_name
+    return [*_file_keys(check_name, _any_folder if container == containers.RANGES else _folder), *_SHARD]

@@ -18,11 +18,17 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError, StorageError
-from feedrate.format.containers import FILES, RANGES
+from feedrate.format.containers import FILES
 from feedrate.format.fields import row_dtype, text_check
+from feedrate.format.file_checks import (
+    check_in_place,
+    check_index,
+    check_referred,
+    check_rows,
+    check_values,
+)
 from feedrate.format.index import part_dtype
 from feedrate.format.manifest import (
-    FILE_NAME,
     ColumnPart,
     IndexPart,
     Manifest,
@@ -30,8 +36,7 @@ from feedrate.format.manifest import (
     file_path,
     read_manifest,
 )
-from feedrate.format.storage_check import check_index, check_rows, check_values
-from feedrate.kernel import I32, I64, Ranges, Status
+from feedrate.kernel import I32, I64, Ranges
 from feedrate.units import shell_quote
 
 Rows = np.ndarray[Any, np.dtype[Any]]
@@ -101,11 +106,8 @@ class Pack:
         ends += [pairs[:, 0] + 8 * (samples + (samples > 0)) for pairs in self._variable.values()]
         sizes = np.array([s.index.size_bytes for s in shards], np.int64)
         for number in np.flatnonzero(np.max(ends, axis=0) > sizes).tolist():
-            raise PackError(
-                f"{self.name} is damaged: {shards[number].index.name} is too short for "
-                f"{shards[number].samples:,} samples",
-                hint=f"feedrate verify {shell_quote(self.name)}",
-            )
+            name, samples = shards[number].index.name, shards[number].samples
+            raise self._damage(f" is damaged: {name} is too short for {samples:,} samples")
 
     def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
         fields = [field for field in self.fields if field.name in part.fields]
@@ -116,42 +118,16 @@ class Pack:
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         """Return where a file of the pack lies; what lies behind an address, `store` brings."""
-        if isinstance(file, Shard) and file.is_elsewhere:
+        if isinstance(file, Shard) and file.is_remote:
             # Never opened, but it tells shards apart.
             return self.path / "elsewhere" / file.folder / file.name
         return file_path(self.path, file)
 
     def _check_in_place(self) -> None:
-        """Files that are indexed where they were may change: their sizes are looked at once."""
-        here = [s for s in self.manifest.shards if s.is_in_place and not s.is_elsewhere]
-        for path, shard in {self.locate_file(s): s for s in here}.items():
-            try:
-                size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
-            except OSError as error:
-                raise PackError(
-                    f"{self.name} is an index of {path}, which cannot be read: {error.strerror}"
-                ) from error
-            if shard.container == RANGES:
-                check_change(shard, str(path), size_bytes)
+        check_in_place(self)
 
     def _check_referred(self) -> None:
-        """Packs whose files this one names may have been made anew: they are asked once."""
-        packs = {s.index.folder for s in self.manifest.shards if s.index.folder}
-        for folder in sorted(packs):
-            if not (self.path / folder / FILE_NAME).exists():
-                continue  # the files may be there all the same
-            shards = read_manifest(self.path / folder).shards
-            there = {s.index.name: s.index.crc32c for s in shards}
-            # The same samples may have got other entry points there, in a new part beside the old one.
-            known = {s.known_by for s in shards}
-            for shard in self.manifest.shards:
-                if shard.index.folder != folder or there.get(shard.index.name) == shard.index.crc32c:
-                    continue
-                if shard.known_by not in known or not self.locate_file(shard.index).exists():
-                    raise PackError(
-                        f"{self.name} refers to {folder}/{shard.name}, and that is another pack now",
-                        hint="merge the packs again: feedrate merge",
-                    )
+        check_referred(self)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -288,7 +264,7 @@ class Pack:
             return [b""] * len(positions)  # the path of an added text: it was never a file
         texts, is_good = self._read_texts(column, positions)
         if not is_good.all():
-            raise self._damaged_texts(column)
+            raise self._damage(f": the index is damaged in column '{column}'")
         return self._add_prefixes(texts, positions)
 
     def keys(self, positions: I64) -> tuple[list[str], dict[int, str]]:
@@ -339,13 +315,10 @@ class Pack:
             check_index(self, positions[~is_good])
         return [text if good else b"" for text, good in zip(texts, is_good, strict=True)], is_good
 
-    def _damaged_texts(self, column: str) -> PackError:
-        return PackError(
-            f"{self.name}: the index is damaged in column '{column}'",
-            hint=f"feedrate verify {shell_quote(self.name)}",
-        )
+    def _damage(self, words: str) -> PackError:
+        return PackError(self.name + words, hint=f"feedrate verify {shell_quote(self.name)}")
 
-    def column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    def column(self, name: str) -> Rows:
         """Return a fixed-width column of the whole index, unchecked; an `.entries` column as start and stop.
 
         Raises:
@@ -368,7 +341,7 @@ class Pack:
             values[entry.first : entry.stop] = added
         return np.zeros(len(self), dtype) if values is None else values
 
-    def _stored_column(self, shard: Shard, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    def _stored_column(self, shard: Shard, name: str) -> Rows:
         dtype, is_pairs = self._stored[name], name.endswith(".entries")
         # Entry-point ranges are neighbours of an offsets column: one value more than there are samples.
         count = shard.samples + (1 if is_pairs and shard.samples else 0)
@@ -378,9 +351,7 @@ class Pack:
         pairs = np.stack([values[:-1], values[1:]], axis=1) if is_pairs and count else None
         return values.reshape(-1, *dtype.shape) if pairs is None else pairs
 
-    def _read_column(
-        self, path: Path, start: int, dtype: np.dtype[Any], count: int
-    ) -> np.ndarray[Any, np.dtype[Any]]:
+    def _read_column(self, path: Path, start: int, dtype: np.dtype[Any], count: int) -> Rows:
         wanted = count * dtype.itemsize
         try:
             with open(path, "rb") as file:
@@ -388,11 +359,9 @@ class Pack:
                 data = kernel.read_at(file.fileno(), wanted, start) if is_there else b""
             return np.frombuffer(data, dtype, count) if count else np.zeros(0, dtype)
         except (OSError, ValueError) as error:
-            raise PackError(
-                f"{self.name}: {path.name} cannot be read", hint=f"feedrate verify {shell_quote(self.name)}"
-            ) from error
+            raise self._damage(f": {path.name} cannot be read") from error
 
-    def checked_column(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    def checked_column(self, name: str) -> Rows:
         """Return a fixed-width column of the whole pack, for what will be written or divided by it.
 
         Files that were added are checked as a whole, and rows of the index each by its own checksum.
@@ -408,10 +377,8 @@ class Pack:
                 except OSError:
                     is_good = False
                 if not is_good:
-                    raise PackError(
-                        f"{self.name}: {path.name}, which holds '{name}' of its samples, is damaged or gone",
-                        hint=f"feedrate verify {shell_quote(self.name)}",
-                    )
+                    words = f"which holds '{name}' of its samples, is damaged or gone"
+                    raise self._damage(f": {path.name}, {words}")
         if name in (self._stored.names or ()):
             for shard in self.manifest.shards:
                 self._check_rows(shard)
@@ -424,10 +391,7 @@ class Pack:
             rows[name] = values
         wrong = np.flatnonzero(rows["check"] != kernel.crc32c_rows(rows))
         if wrong.size:
-            raise PackError(
-                f"{self.name}: {shard.index.name} is damaged: row {wrong[0]} fails its checksum",
-                hint=f"feedrate verify {shell_quote(self.name)}",
-            )
+            raise self._damage(f": {shard.index.name} is damaged: row {wrong[0]} fails its checksum")
 
     def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
         """Yield a variable-width column of the whole pack, a stretch at a time.
@@ -448,18 +412,18 @@ class Pack:
                 size_bytes = int(bounds[-1]) - int(bounds[0])
                 is_sorted = bool((bounds[1:] >= bounds[:-1]).all())
                 if bounds[0] < 0 or not is_sorted or size_bytes > shard.index.size_bytes:
-                    raise self._damaged_texts(column)
+                    raise self._damage(f": the index is damaged in column '{column}'")
                 data = self._read_column(path, data_at + int(bounds[0]), np.dtype("u1"), size_bytes).tobytes()
                 is_good = column != "key" or data.isascii()
                 if checks_at >= 0:
                     checks = self._read_column(path, checks_at + 4 * start, np.dtype("<u4"), count)
                     is_good &= np.array_equal(checks, kernel.crc32c_texts(data, bounds - bounds[0]))
                 if not is_good:
-                    raise self._damaged_texts(column)
+                    raise self._damage(f": the index is damaged in column '{column}'")
                 for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):
                     yield prefix + data[begin:end] if end > begin else b""
 
-    def columns(self, name: str) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+    def columns(self, name: str) -> Iterator[Rows]:
         """Yield such a column shard by shard, so that the whole of it need not be in memory.
 
         Raises:
@@ -481,10 +445,8 @@ class Pack:
         except (PackError, StorageError):
             unknown = {0: "the index cannot be read"}
         key = f"number {position}" if unknown else key
-        offset_column = f"{field}.offset"
-        offset = (
-            int(row[offset_column]) if row is not None and offset_column in (row.dtype.names or ()) else 0
-        )
+        has_offset = row is not None and f"{field}.offset" in (row.dtype.names or ())
+        offset = int(row[f"{field}.offset"]) if row is not None and has_offset else 0
         entry = self.manifest.shards[int(shard[0])]
         reason += self._say_change(entry, field, at, row)
         return BadSample(key=key, shard=entry.name, offset=offset, field=field, reason=reason)
@@ -515,16 +477,6 @@ def _place_texts(index: IndexPart, column: str) -> tuple[int, int, int]:
     return places[0], places[1], index.columns.get(text_check(column), (-1,))[0]
 
 
-def check_change(shard: Shard, address: str, size_bytes: int) -> None:
-    """Raise PackError where a file is not as long as it was when it was indexed."""
-    if size_bytes != shard.size_bytes:
-        raise PackError(
-            f"{address} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
-            f"{size_bytes:,} now",
-            hint="index it again: feedrate index",
-        )
-
-
 class _OpenPart(NamedTuple):
     """A part with added columns. `data`: where the bytes of each of its texts begin."""
 
@@ -534,10 +486,8 @@ class _OpenPart(NamedTuple):
     bases: I64
     data: Mapping[str, int]
 
-    def covers(self, positions: I64) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        inside: np.ndarray[Any, np.dtype[np.bool_]] = (positions >= self.entry.first) & (
-            positions < self.entry.stop
-        )
+    def covers(self, positions: I64) -> Bools:
+        inside: Bools = (positions >= self.entry.first) & (positions < self.entry.stop)
         return inside
 
     def lay_over(self, files: kernel.Files, positions: I64, rows: Rows, statuses: I32) -> None:
@@ -558,6 +508,3 @@ class _OpenPart(NamedTuple):
         for name in names[:-1]:
             rows[name][inside] = found[name]
         statuses[inside] = np.where(statuses[inside] == 0, bad, statuses[inside])
-
-
-__all__ = ["Pack", "Rows", "Status", "check_change"]

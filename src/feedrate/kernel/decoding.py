@@ -1,43 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes and rows of files, by the number of the file and the place in it.
+"""Pixels of images: of files by their number, or in memory, of which any number of crops may be cut.
 
-Pixels of images. What the kernel does not decode goes through Pillow in the same call, and is counted.
-
-Crops of images in memory: any number of one image, which is decoded once where that is cheaper.
+What the kernel does not decode goes through Pillow in the same call, and is counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from feedrate.arrays import I32, I64, U8, Flags
 from feedrate.filters import BILINEAR, FILTERS
-from feedrate.kernel import pillow
-from feedrate.kernel.door import (
-    I32,
-    I64,
-    U8,
-    Files,
-    Pool,
-    Ranges,
-    Status,
-    arrays_of,
-    as_bytes,
-    checked,
-    native,
-    read_one,
-    say_outcome,
-)
+from feedrate.kernel import door, pillow
+from feedrate.kernel.door import Files, Pool, Ranges, Status, as_bytes, checked, for_each, native
 from feedrate.kernel.pillow import Box
+
+__all__ = [
+    "DAMAGED_BUT_DECODED", "MAX_CROP_PIXELS", "STAGES", "TRUSTED_PIXELS", "Crops", "DecodeReport",
+    "check_size", "decode_batch", "decode_crops", "decode_one", "measure", "profile_decode",
+]  # fmt: skip
 
 MAX_CROP_PIXELS = 512 << 20  # as in native/jpeg.h
 TRUSTED_PIXELS = 16 << 20  # for a larger image no memory is taken before `check_size` had a look
 DAMAGED_BUT_DECODED = "damaged, decoded by Pillow"  # one of `DecodeReport.pillow_reasons`
-_WITH_LOBES = frozenset({FILTERS["bicubic"], FILTERS["lanczos"]})  # below zero (native/resize.cpp)
+WITH_LOBES = frozenset({FILTERS["bicubic"], FILTERS["lanczos"]})  # below zero (native/resize.cpp)
 STAGES = ("checksum", "headers", "huffman", "idct", "colour", "resize")
 
 
@@ -57,11 +46,11 @@ def decode_batch(
     out: U8,
     *,
     boxes: I32,
-    flips: npt.NDArray[np.bool_],
+    flips: Flags,
     filters: U8 | None = None,
     entries: Ranges | None = None,
     nearest: bool = False,
-    raw: bool | npt.NDArray[np.bool_] = False,
+    raw: bool | Flags = False,
     pool: Pool | None = None,
 ) -> DecodeReport:
     """Read, check, decode, crop, resize and flip images into `out`.
@@ -102,20 +91,12 @@ def decode_batch(
         by_pillow = dict.fromkeys(range(n), "mask")
     else:
         native.decode_batch(
-            files=files._native,
-            images=arrays_of(images, n),
-            entries=None if entries is None else arrays_of(entries, n),
-            boxes=boxes.reshape(-1),
-            flips=flips.view(np.uint8),
-            filters=filters,
-            before_13=is_pillow_older(filters),
-            out=out.reshape(-1),
-            shape=(height, width, channels),
-            raw=is_raw.view(np.uint8),
-            pool=None if pool is None else pool._native,
-            bytes_read=bytes_read,
-            details=details.reshape(-1),
-        )
+            files=files._native, images=door.arrays_of(images, n),
+            entries=None if entries is None else door.arrays_of(entries, n), boxes=boxes.reshape(-1),
+            flips=flips.view(np.uint8), filters=filters, before_13=is_pillow_older(filters),
+            out=out.reshape(-1), shape=(height, width, channels), raw=is_raw.view(np.uint8),
+            pool=None if pool is None else pool._native, bytes_read=bytes_read, details=details.reshape(-1),
+        )  # fmt: skip
         found = details[:, 0]
         if not found.any():  # most often
             return DecodeReport(found.astype(np.int32), {}, 0, {}, int(bytes_read.sum()))
@@ -124,7 +105,7 @@ def decode_batch(
         by_pillow = {int(i): native.words(*map(int, details[i])) for i in left_over}
     statuses = details[:, 0].astype(np.int32)
     reasons = {
-        int(i): say_outcome(files, images, int(i), details[i])
+        int(i): door.say_outcome(files, images, int(i), details[i])
         for i in np.flatnonzero(statuses)
         if int(i) not in by_pillow
     }
@@ -134,9 +115,9 @@ def decode_batch(
 
     def decode(i: int) -> None:
         counted = by_pillow[i]
-        data, found = read_one(files, images, i)
+        data, found = door.read_one(files, images, i)
         if found[0]:
-            statuses[i], reasons[i] = int(found[0]), say_outcome(files, images, i, found)
+            statuses[i], reasons[i] = int(found[0]), door.say_outcome(files, images, i, found)
             return
         bytes_read[i] += len(data)
         damaged = statuses[i] == Status.CORRUPT
@@ -149,11 +130,7 @@ def decode_batch(
         else:
             reasons[i] = counted if damaged else words
 
-    if pool is None or len(by_pillow) == 1:
-        for i in by_pillow:
-            decode(i)
-    else:
-        pool.map(decode, list(by_pillow))
+    for_each(decode, list(by_pillow), pool)
     counts = dict(Counter(decoded))
     return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), counts, int(bytes_read.sum()))
 
@@ -213,15 +190,15 @@ def check_size(
     width, height = size
     if raw:
         detail = np.zeros(4, np.int64)
-        native.check_ranges(files._native, arrays_of(image, 1), None, detail)
+        native.check_ranges(files._native, door.arrays_of(image, 1), None, detail)
         if detail[0]:
-            return Status(detail[0]), say_outcome(files, image, 0, detail)
+            return Status(detail[0]), door.say_outcome(files, image, 0, detail)
         has_room = image.length[0] >= width * height
         found = f"{image.length[0]} bytes"
     else:
-        data, detail = read_one(files, image, 0)
+        data, detail = door.read_one(files, image, 0)
         if detail[0]:
-            return Status(detail[0]), say_outcome(files, image, 0, detail)
+            return Status(detail[0]), door.say_outcome(files, image, 0, detail)
         try:
             measured = measure(data)[:2]
         except ValueError as error:
@@ -279,10 +256,10 @@ def _claims_too_much(width: int, height: int, data: bytes) -> bool:
     return width * height > max(TRUSTED_PIXELS, 256 * len(data))
 
 
-def is_pillow_older(filters: npt.NDArray[Any]) -> bool:
+def is_pillow_older(filters: Any) -> bool:
     """Say whether the order of passes before Pillow 13 is wanted; Pillow is asked only where that shows."""
     # Not `isin`: for a few images it takes as long as to decode a small one.
-    return not _WITH_LOBES.isdisjoint(filters.tolist()) and not pillow.resizes_as_kernel()
+    return not WITH_LOBES.isdisjoint(filters.tolist()) and not pillow.resizes_as_kernel()
 
 
 def _check_out(out: Any) -> None:
@@ -342,7 +319,7 @@ class Crops(NamedTuple):
 
     image: I32  # number of the image that each is cut from
     boxes: I32  # N x 4: left, top, right, bottom
-    flips: npt.NDArray[np.bool_]
+    flips: Flags
     filters: U8  # by Pillow's numbers
 
     def take(self, at: I64) -> Crops:
@@ -367,12 +344,9 @@ class _Picture(NamedTuple):
     def find(self, box: Box) -> Box | None:
         """Return where a box lies in it; None: not inside."""
         height, width, _ = self.pixels.shape
-        left, top, right, bottom = (
-            box[0] - self.left,
-            box[1] - self.top,
-            box[2] - self.left,
-            box[3] - self.top,
-        )
+        (left, right), (top, bottom) = (
+            (box[0] - self.left, box[2] - self.left), (box[1] - self.top, box[3] - self.top)
+        )  # fmt: skip
         is_inside = 0 <= left < right <= width and 0 <= top < bottom <= height
         return (left, top, right, bottom) if is_inside else None
 
@@ -433,39 +407,21 @@ def decode_crops(
 
     counts = np.bincount(crops.image, minlength=len(images))
     shared = np.flatnonzero(counts > 1)
-    _for_each(look, shared, pool)
+    for_each(look, shared.tolist(), pool)
     sizes = [_count_bytes(windows.get(number)) for number in shared.tolist()]
-    for part in _split(sizes, _WAITING * (1 if pool is None else pool.limit)):
+    most = _WAITING * (1 if pool is None else pool.limit)
+    for part in door.split_by_size(sizes, _MOST_WAITING_BYTES, most):
         some = shared[part]
-        _for_each(share, some, pool)
-        _for_each(make, np.flatnonzero(np.isin(crops.image, some)), pool)
+        for_each(share, some.tolist(), pool)
+        for_each(make, np.flatnonzero(np.isin(crops.image, some)).tolist(), pool)
         pictures.clear()
-    _for_each(make, np.flatnonzero(counts[crops.image] == 1), pool)
+    for_each(make, np.flatnonzero(counts[crops.image] == 1).tolist(), pool)
     return DecodeReport(statuses, dict(sorted(reasons.items())), len(by_pillow), dict(Counter(by_pillow)))
-
-
-def _for_each(work: Callable[[int], None], numbers: npt.NDArray[Any], pool: Pool | None) -> None:
-    if pool is None or len(numbers) < 2:
-        for number in numbers.tolist():
-            work(number)
-    else:
-        pool.map(work, numbers.tolist())
 
 
 def _count_bytes(window: _Window | None) -> int:
     left, top, right, bottom = (0, 0, 0, 0) if window is None else window.box
     return 3 * (right - left) * (bottom - top)
-
-
-def _split(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Yield parts of so many at the most that are not too many bytes, and at least one."""
-    first, waiting = 0, 0
-    for i, size in enumerate(sizes):
-        if i > first and (i - first == most or waiting + size > _MOST_WAITING_BYTES):
-            yield slice(first, i)
-            first, waiting = i, 0
-        waiting += size
-    yield slice(first, len(sizes))
 
 
 def _find_window(data: Any, entries: Any, boxes: I32) -> _Window | None:
@@ -506,15 +462,9 @@ def _decode_window(data: Any, entries: Any, window: _Window) -> _Picture | None:
             return None
     pixels = np.empty((bottom - top, right - left, 3), np.uint8)
     status, _ = native.decode_one(
-        as_bytes(data),
-        as_bytes(entries),
-        window.box,
-        pixels.reshape(-1),
-        pixels.shape,
+        as_bytes(data), as_bytes(entries), window.box, pixels.reshape(-1), pixels.shape, False, BILINEAR,
         False,
-        BILINEAR,
-        False,
-    )
+    )  # fmt: skip
     return _Picture(pixels, left, top, None) if status == Status.OK else None
 
 

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image file is, without decoding it, and as another file with the same coefficients.
-
-What packing does to many files at a time: list them, read them, look at them, lay them out as a tar.
-"""
+"""What packing does to image files: list them, look at them without decoding, lay them out as a tar."""
 
 from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from feedrate.arrays import I64, U8, U32, U64
 from feedrate.kernel import pillow
-from feedrate.kernel.door import I64, U8, U32, Pool, Status, as_bytes, native
+from feedrate.kernel.door import Pool, Status, as_bytes, native
 from feedrate.prelist import take_listed
+
+__all__ = [
+    "BYTES_PER_ENTRY", "TAR_BLOCK_BYTES", "Entry", "FolderList", "ImageKind", "Members", "Scan",
+    "crc32c_rows", "crc32c_texts", "find_entry_points", "find_first", "hash_stems", "join_pieces",
+    "list_folder", "make_members", "scan", "scan_headers", "to_baseline",
+]  # fmt: skip
 
 # How far apart entry points are unless somebody asks for others; native/jpeg.h says why.
 BYTES_PER_ENTRY = 1000
@@ -44,15 +47,22 @@ def scan(data: bytes, bytes_per_entry: int = BYTES_PER_ENTRY) -> Scan:
     decoded once by Pillow, to know its size and whether it is whole.
     """
     status, words, width, height, sampling, entries = native.scan(as_bytes(data), bytes_per_entry)
+    found = Scan(width, height, sampling, None, False, entries)
+    return _conclude(found, status, words, lambda: pillow.check(data))
+
+
+def _conclude(found: Scan, status: int, words: str, measure: Callable[[], tuple[int, int]]) -> Scan:
+    """Return what was found, or why the kernel does not take it; `measure` asks Pillow for its size."""
     if status == Status.OK:
-        return Scan(width, height, sampling, None, False, entries)
-    if status != Status.NOT_TAKEN:
-        return Scan(width, height, "", words, True, b"")
+        return found
+    found = found._replace(sampling="", reason=words, damaged=status != Status.NOT_TAKEN, entries=b"")
+    if found.damaged:
+        return found
     try:
-        width, height = pillow.check(data)
+        width, height = measure()
     except pillow.Undecodable as error:
-        return Scan(width, height, "", f"{words}; {error}", True, b"")
-    return Scan(width, height, "", words, False, b"")
+        return found._replace(reason=f"{words}; {error}", damaged=True)
+    return found._replace(width=width, height=height)
 
 
 def find_entry_points(data: Any, bytes_per_entry: int) -> bytes:
@@ -63,15 +73,8 @@ def find_entry_points(data: Any, bytes_per_entry: int) -> bytes:
 def scan_headers(data: bytes) -> Scan:
     """Look at the headers of an image file alone: no entry points, and damage in its pixels is not seen."""
     status, words, width, height = native.probe(as_bytes(data))
-    if status == Status.OK:
-        return Scan(width, height, "", None, False, b"")
-    if status != Status.NOT_TAKEN:
-        return Scan(width, height, "", words, True, b"")
-    try:
-        width, height, _ = pillow.measure(data)
-    except pillow.Undecodable as error:
-        return Scan(width, height, "", f"{words}; {error}", True, b"")
-    return Scan(width, height, "", words, False, b"")
+    found = Scan(width, height, "", None, False, b"")
+    return _conclude(found, status, words, lambda: pillow.measure(data)[:2])
 
 
 def to_baseline(data: bytes, orientation: int = 1) -> bytes | None:
@@ -131,7 +134,7 @@ def list_folder(path: bytes, suffixes: Sequence[str]) -> FolderList:
     return FolderList(names, starts, sizes, times_ns, np.frombuffer(arrays[3], np.uint8))
 
 
-def hash_stems(paths: bytes, starts: I64) -> npt.NDArray[np.uint64]:
+def hash_stems(paths: bytes, starts: I64) -> U64:
     """Return a hash of each path without its suffix, dots of its last part written as '_'."""
     out = np.zeros(len(starts) - 1, np.uint64)
     native.hash_stems(np.frombuffer(paths, np.uint8), np.ascontiguousarray(starts, np.int64), out)
@@ -228,17 +231,8 @@ def make_members(
     buffer = memory[:room] if memory is not None and len(memory) >= room else np.empty(room, np.uint8)
     facts = np.zeros((len(sizes), len(_MEMBER_FACTS)), np.int64)
     keys, entries = native.make_members(
-        root,
-        as_bytes(paths),
-        np.ascontiguousarray(path_starts, np.int64),
-        sizes,
-        None if labels is None else np.ascontiguousarray(labels, np.int64),
-        np.frombuffer(header, np.uint8),
-        scan,
-        bytes_per_entry,
-        starts,
-        buffer,
-        None if pool is None else pool._native,
-        facts.reshape(-1),
-    )
+        root, as_bytes(paths), np.ascontiguousarray(path_starts, np.int64), sizes,
+        None if labels is None else np.ascontiguousarray(labels, np.int64), np.frombuffer(header, np.uint8),
+        scan, bytes_per_entry, starts, buffer, None if pool is None else pool._native, facts.reshape(-1),
+    )  # fmt: skip
     return Members(buffer, starts, dict(zip(_MEMBER_FACTS, facts.T, strict=True)), keys, entries)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.arrays import U8
 from feedrate.filters import BILINEAR, FILTERS
 
 if TYPE_CHECKING:
     from PIL import Image
 
-U8 = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 
 
@@ -153,13 +153,17 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
         if image.mode.startswith(("I", "F")):
             raise Undecodable(f"an image of mode {image.mode} has more than 8 bits per channel")
         image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
+    return _save_png(image, "mode", 1 if is_brief else 6)
+
+
+def _save_png(image: Any, what: str, level: int = 6) -> bytes:
     buffer = io.BytesIO()
     try:
-        image.save(buffer, "PNG", compress_level=1 if is_brief else 6)
+        image.save(buffer, "PNG", compress_level=level)
     except MemoryError:
         raise
     except Exception as error:
-        raise Undecodable(f"mode {image.mode} does not go into PNG: {_words(error)}") from error
+        raise Undecodable(f"{what} {image.mode} does not go into PNG: {_words(error)}") from error
     return buffer.getvalue()
 
 
@@ -222,15 +226,7 @@ def resize_mask(data: bytes, size: tuple[int, int]) -> bytes:
 
     with _open(data) as image:
         _load(image)
-        resized = image.resize(size, Image.Resampling.NEAREST)
-    buffer = io.BytesIO()
-    try:
-        resized.save(buffer, "PNG")
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise Undecodable(f"mask of mode {image.mode} does not go into PNG: {_words(error)}") from error
-    return buffer.getvalue()
+        return _save_png(image.resize(size, Image.Resampling.NEAREST), "mask of mode")
 
 
 def _to_8_bits(values: npt.NDArray[Any], mode: str) -> U8:

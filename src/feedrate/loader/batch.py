@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output buffers that are used again, but only when nobody can see them any more.
+"""One batch: index rows, draws, pixels, other fields, transform and collate, in any thread; and its buffers.
 
 A buffer is FREE (in the ring) or LENT. Lending wraps it in a `_Lease`; every numpy view, torch tensor or
 DLPack capsule made from the array keeps that lease alive, and only the lease's end puts the buffer back. So a
@@ -7,8 +7,6 @@ batch that the user keeps stays valid without a copy, and one that they drop cos
 
 No locks: a lease can end inside a garbage collection, in any thread, also while this thread is taking a
 buffer, and in a forked child. `deque.append` and `deque.pop` are atomic, which is all that is needed.
-
-Make one batch: index rows, draws, pixels, other fields, transform and collate. Runs in any thread.
 """
 
 from __future__ import annotations
@@ -21,15 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I64, U8, Flags
 from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64, U8
+from feedrate.loader.arguments import Size
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_crops, decode_pixels
-from feedrate.loader.image import Size
 from feedrate.loader.options import Output, Wanted
 from feedrate.loader.pipeline import FeedStopped, Meter
 from feedrate.loader.values import Values, explain_status, move_boxes, read_field, to_torch
@@ -121,9 +118,9 @@ class BatchInProgress:
     bad: dict[int, tuple[str, str]]  # place in the batch -> field, reason
 
     @property
-    def good(self) -> npt.NDArray[np.bool_]:
+    def good(self) -> Flags:
         """Which samples are kept."""
-        good = np.ones(len(self.places.positions), np.bool_)
+        good = np.ones(len(self.places), np.bool_)
         good[list(self.bad)] = False
         return good
 
@@ -134,7 +131,7 @@ class Assembler:
 
     pack: Pack
     wanted: tuple[Wanted, ...]
-    artist: CropSampler | None
+    sampler: CropSampler | None
     rings: dict[str, Ring]
     output: Output
     transform: Callable[[dict[str, Any]], Any] | None
@@ -164,7 +161,7 @@ class Assembler:
         values = self._read(draft)
         if draft.bad:
             values = self._leave_out_bad(draft, values, lost)
-        samples = len(draft.places.positions) - len(draft.bad)
+        samples = len(draft.places) - len(draft.bad)
         self.meter.count(
             batches=1, samples=samples, bad_samples=len(lost), empty_batches=int(bool(lost) and not samples)
         )
@@ -185,10 +182,10 @@ class Assembler:
                 lost.append(self._describe(int(positions[i]), self.wanted[0].name, None, reason))
             good = statuses == 0
             positions, rows, slots = positions[good], rows[good], None if slots is None else slots[good]
-        geometry = self.artist.draw(epoch, rows, slots) if self.artist else None
+        geometry = self.sampler.draw(epoch, rows, slots) if self.sampler else None
         bad = {}
-        if geometry is not None and self.artist is not None:
-            bad = {i: (self.artist.reference.name, reason) for i, reason in geometry.refused.items()}
+        if geometry is not None and self.sampler is not None:
+            bad = {i: (self.sampler.reference.name, reason) for i, reason in geometry.refused.items()}
         origin = Origin(epoch, rows["number"].astype(np.int64), slots)
         return BatchInProgress(Places(self.pack, rows, positions), geometry, origin, bad)
 
@@ -213,7 +210,7 @@ class Assembler:
     def _decode(self, wanted: Wanted, draft: BatchInProgress) -> Any:
         assert wanted.field is not None
         assert draft.geometry is not None
-        if not len(draft.places.positions):
+        if not len(draft.places):
             return self._lend(wanted, 0)
         geometry = draft.geometry
         if wanted.filters is not None:
@@ -235,8 +232,7 @@ class Assembler:
             return self._decode_anew(wanted, field, places, geometry)
 
         def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
-            part = Places(places.pack, places.rows[at], places.positions[at])
-            return self._decode_anew(wanted, field, part, geometry.take(at))
+            return self._decode_anew(wanted, field, places.take(at), geometry.take(at))
 
         return self.stored.decode(self._ask(wanted, field, places, geometry), decode_others)
 
@@ -246,9 +242,9 @@ class Assembler:
         """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
         if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
             return self.gpu.decode(self._ask(wanted, field, places, geometry))
-        out = self._lend(wanted, len(places.positions))
+        out = self._lend(wanted, len(places))
         decode = decode_pixels if self.cached is None else self.cached.decode
-        image = None if self.artist is None else self.artist.image
+        image = None if self.sampler is None else self.sampler.image
         return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
 
     def _ask(self, wanted: Wanted, field: Field, places: Places, geometry: Geometry) -> PackRequest:
@@ -282,13 +278,13 @@ class Assembler:
         return read.data
 
     def _move_boxes(self, read: Values, draft: BatchInProgress) -> None:
-        geometry, artist = draft.geometry, self.artist
-        if geometry is None or artist is None or (artist.image is None and not artist.flip):
+        geometry, sampler = draft.geometry, self.sampler
+        if geometry is None or sampler is None or (sampler.image is None and not sampler.flip):
             return
         for i, boxes in enumerate(read.data):
             if boxes is not None and i not in draft.bad:
                 crop = geometry.boxes[i]
-                size: Size = artist.image.out_size if artist.image else (int(crop[3]), int(crop[2]))
+                size: Size = sampler.image.out_size if sampler.image else (int(crop[3]), int(crop[2]))
                 read.data[i] = move_boxes(boxes, crop, size, bool(geometry.flips[i]))
 
     def _leave_out_bad(self, draft: BatchInProgress, values: list[Any], lost: list[BadSample]) -> list[Any]:
@@ -321,7 +317,7 @@ class Assembler:
             return self.collate(made)
 
     def _name_sample(self, error: Exception, draft: BatchInProgress, place: int) -> NoReturn:
-        kept = [i for i in range(len(draft.places.positions)) if i not in draft.bad]
+        kept = [i for i in range(len(draft.places)) if i not in draft.bad]
         bad = self.pack.describe_bad(int(draft.places.positions[kept[place]]), "", None, "")
         words = f"in transform, for sample '{bad.key}'"
         if hasattr(error, "add_note"):

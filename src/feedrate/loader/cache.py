@@ -44,25 +44,25 @@ class Cache:
         self.tiers = parse_tiers(ram, disk, is_needed=self.gpu is None)
         self._arguments = (ram, disk, gpu)
         self._lock = threading.Lock()
-        self._shelves: dict[str, SampleCache] = {}
+        self._stores: dict[str, SampleCache] = {}
         self._is_closed = False
 
-    def open_shelf(self, key: str, samples: int, keep_bytes: int = 0) -> SampleCache:
-        """Return the shelf of a pack; one that is open already stays as it is."""
+    def open_store(self, key: str, samples: int, keep_bytes: int = 0) -> SampleCache:
+        """Return the store of a pack; one that is open already stays as it is."""
         from feedrate.cache.store import SampleCache
 
         if self._is_closed:
             raise UsageError("this cache is closed; make a new one")
         with self._lock:
-            if key not in self._shelves:
-                self._shelves[key] = SampleCache(key, samples, self.tiers, keep_bytes=keep_bytes)
-            return self._shelves[key]
+            if key not in self._stores:
+                self._stores[key] = SampleCache(key, samples, self.tiers, keep_bytes=keep_bytes)
+            return self._stores[key]
 
     def close(self) -> None:
         """Give its memory and disk back, unless other processes of the job use it. May be called twice."""
         self._is_closed = True
-        for shelf in self._shelves.values():
-            shelf.close()
+        for store in self._stores.values():
+            store.close()
 
     def __enter__(self) -> Cache:
         return self

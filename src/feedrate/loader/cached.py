@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A name for what a dataset's samples are: the user's key, the number of samples, the class' own code, and of
-what parts of which datasets it is made.
+"""`cached`: what a map-style dataset returns, made once and then kept, for any DataLoader.
 
-Samples of a dataset on a shelf: found there as values, or made and put there while there is room.
-
-`cached`: what a map-style dataset returns, made once and then kept, for any DataLoader.
-
-Samples are kept as bytes on a shelf that all processes of the job share. A sample that is there is a hit: its
-arrays and tensors are views of the shelf's memory, private to whoever asked. What is not there is made by the
+Samples are kept as bytes in a cache that all processes of the job share. A sample that is there is a hit: its
+arrays and tensors are views of the cache's memory, private to whoever asked. What is not there is made by the
 dataset, and kept while there is room. Nothing is ever thrown out: with a fresh shuffle in every epoch, the
 share of hits is then the share of samples that are kept.
+
+With a key, a cache has a name: the user's key, the number of samples, the class' own code, and of what parts
+of which datasets it is made.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
+from feedrate.arrays import U8
 from feedrate.cache.codec import MAGIC, Damaged, Refused, decode, encode
 from feedrate.cache.limits import parse_tiers
 from feedrate.cache.store import SampleCache
 from feedrate.cache.views import Views
 from feedrate.errors import UsageError
-from feedrate.kernel import U8
 from feedrate.loader.results import CachedReport
 from feedrate.machine.process import read_file
 
@@ -132,14 +130,14 @@ _TAKEN = "tensors, arrays, numbers, text, bytes, Pillow's images, and dicts, lis
 
 
 class KeptSamples:
-    """What one process does with the shelf of a cached dataset. `called_at`: the user's line for warnings."""
+    """What one process does with the cache of a cached dataset. `called_at`: the user's line for warnings."""
 
-    def __init__(self, shelf: SampleCache, called_at: tuple[str, int]) -> None:
+    def __init__(self, store: SampleCache, called_at: tuple[str, int]) -> None:
         self.process = os.getpid()
         self._called_at = called_at
-        self._shelf = shelf
+        self._store = store
         # Of a disk, what is read must be checked as a whole: it is copied.
-        kinds = zip(shelf.paths, shelf.tiers, strict=True)
+        kinds = zip(store.paths, store.tiers, strict=True)
         self._views = [Views(path) if tier.kind == "ram" else None for path, tier in kinds]
         self._is_frozen = False
         self._has_made = False
@@ -150,7 +148,7 @@ class KeptSamples:
                 views.close()
 
     def find(self, numbers: list[int]) -> list[Any]:
-        located = self._shelf.locate(np.array(numbers, np.int64))
+        located = self._store.locate(np.array(numbers, np.int64))
         return [
             self._read(number, row) if is_there else ABSENT
             for number, is_there, row in zip(numbers, located.found.tolist(), located.rows, strict=True)
@@ -159,14 +157,14 @@ class KeptSamples:
     def _read(self, number: int, row: Any) -> Any:
         memory = self._open_view(number, row)
         if memory is None:
-            copy = self._shelf.read(row)
+            copy = self._store.read(row)
             if copy is None:
                 return ABSENT
             memory = np.frombuffer(copy, np.uint8)
         try:
             return decode(memory)
         except Damaged:
-            self._shelf.discard(row)
+            self._store.discard(row)
             return ABSENT
 
     def _open_view(self, number: int, row: Any) -> U8 | None:
@@ -175,7 +173,7 @@ class KeptSamples:
             return None
 
         def is_still_there() -> bool:
-            again = self._shelf.locate(np.array([number], np.int64))
+            again = self._store.locate(np.array([number], np.int64))
             return bool(again.found[0]) and bool(again.rows[0].tobytes() == row.tobytes())
 
         view: U8 | None = views.open(offset, length, is_still_there)
@@ -193,7 +191,7 @@ class KeptSamples:
             if not self._has_made:
                 self._has_made = True
                 read_bytes = self._look_twice(dataset, number, data, read_bytes)
-            if not self._shelf.put(number, data, source_bytes=read_bytes):
+            if not self._store.put(number, data, source_bytes=read_bytes):
                 self._freeze()
                 if self._is_frozen:
                     break
@@ -201,7 +199,7 @@ class KeptSamples:
 
     def _look_twice(self, dataset: Any, number: int, data: U8, read_bytes: int) -> int:
         """Make the first sample once more: is it the same? And what is read, when all is imported?"""
-        held = [(tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._shelf.tier_stats()]
+        held = [(tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._store.tier_stats()]
         samples, size_bytes, source_bytes = (sum(column) for column in zip(*held, strict=True))
         if samples:
             return len(data) * source_bytes // size_bytes if size_bytes else 0
@@ -233,12 +231,12 @@ class KeptSamples:
             UsageError: the dataset repeats itself, and what is kept is something else.
         """
         held = self._list_held()
-        numbers = held or list(range(self._shelf.samples))
+        numbers = held or list(range(self._store.samples))
         clone = _clone(dataset)
         for number in sorted({numbers[0], numbers[len(numbers) // 2], numbers[-1]} if numbers else ()):
             try:
                 sample = (_fetch(clone, [number]) if held else self.make(clone, [number]))[0]
-                made, kept = _encode(clone, number, sample), self._shelf.get(number)
+                made, kept = _encode(clone, number, sample), self._store.get(number)
                 if kept is None or np.array_equal(np.frombuffer(kept, np.uint8), made):
                     continue
                 again = _encode(clone, number, _fetch(clone, [number])[0])
@@ -263,16 +261,16 @@ class KeptSamples:
 
     def _list_held(self) -> list[int]:
         """Return numbers of samples that are kept; of very many, only some."""
-        numbers = np.arange(0, self._shelf.samples, self._shelf.samples // _LOOKED_AT + 1, dtype=np.int64)
-        held: list[int] = numbers[self._shelf.locate(numbers).found].tolist()
+        numbers = np.arange(0, self._store.samples, self._store.samples // _LOOKED_AT + 1, dtype=np.int64)
+        held: list[int] = numbers[self._store.locate(numbers).found].tolist()
         return held
 
     def _freeze(self) -> None:
         """No room for a sample: go on if it was an unusually large one, else try no more."""
-        tiers = self._shelf.tier_stats()
+        tiers = self._store.tier_stats()
         samples = sum(tier.samples for tier in tiers)
         usual_bytes = sum(tier.size_bytes for tier in tiers) // max(samples, 1)
-        self._is_frozen = bool(samples) and not self._shelf.has_room(usual_bytes)
+        self._is_frozen = bool(samples) and not self._store.has_room(usual_bytes)
 
 
 def _clone(dataset: Any) -> Any:
@@ -370,7 +368,7 @@ class Cached:
         tiers = parse_tiers(ram, disk)
         if key is not None:
             tiers = tuple(dataclasses.replace(t, keep=name) if t.kind == "disk" else t for t in tiers)
-        self._shelf = SampleCache(name, self._length, tiers)
+        self._store = SampleCache(name, self._length, tiers)
         self._mine: KeptSamples | None = None
         self._called_at = _find_caller()
         if key is not None:
@@ -392,7 +390,7 @@ class Cached:
         numbers = [self._number(index) for index in indices]
         samples = mine.find(numbers)
         missing = [place for place, sample in enumerate(samples) if sample is ABSENT]
-        self._shelf.count(hits=len(numbers) - len(missing), misses=len(missing))
+        self._store.count(hits=len(numbers) - len(missing), misses=len(missing))
         if missing:
             made = mine.make(self.dataset, [numbers[place] for place in missing])
             for place, sample in zip(missing, made, strict=True):
@@ -414,25 +412,25 @@ class Cached:
 
     def report(self) -> CachedReport:
         """Return what is kept and how often it was asked for, by all processes together."""
-        hits, misses = self._shelf.counted
+        hits, misses = self._store.counted
         return CachedReport(
             samples=self._length,
             hits=hits,
             misses=misses,
-            tiers=self._shelf.tier_stats(),
-            damaged=self._shelf.damaged,
-            returned_bytes=self._shelf.returned_bytes,
+            tiers=self._store.tier_stats(),
+            damaged=self._store.damaged,
+            returned_bytes=self._store.returned_bytes,
         )
 
     def close(self) -> None:
         """Let go of what is kept; samples that you have stay valid. May be called twice."""
         if self._mine is not None:
             self._mine.close()
-        self._shelf.close()
+        self._store.close()
 
     def _open(self) -> KeptSamples:
         if self._mine is None or self._mine.process != os.getpid():
-            self._mine = KeptSamples(self._shelf, self._called_at)
+            self._mine = KeptSamples(self._store, self._called_at)
         return self._mine
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes on a cache's shelf: whole images or, where an operation is not random, what it makes of them.
+"""Images and masks by way of a cache: decoded the first time, cropped from there every further time.
 
-Either way rows of pixels, with the table of checksums that `pack --raw` stores too.
-
-Images and masks by way of a shelf: decoded the first time, cropped from there every further time.
-
-The kernel reads the rows under the crop alone, and checks what it reads. Pixels are those that the pack
-itself would give, bit for bit; what might differ is not kept (see keeping.py).
+Whole images are kept or, where an operation is not random, what it makes of them: rows of pixels, with the
+table of checksums that `pack --raw` stores too. The kernel reads the rows under the crop alone, and checks
+what it reads. Pixels are those that the pack itself would give, bit for bit; what might differ is not kept.
 """
 
 from __future__ import annotations
@@ -18,24 +15,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I32, I64, U8, Flags
 from feedrate.cache.limits import margin_of
 from feedrate.cache.results import CacheStats
-from feedrate.cache.store import Located, SampleCache
-from feedrate.cache.table import Rows
+from feedrate.cache.store import SampleCache
+from feedrate.cache.table import Located, Rows
 from feedrate.filters import find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
-from feedrate.kernel import DAMAGED_BUT_DECODED, I32, I64, U8, DecodeReport, Ranges, Status, pillow
+from feedrate.kernel import DAMAGED_BUT_DECODED, DecodeReport, Ranges, Status, pillow
+from feedrate.loader.arguments import Size
 from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
-from feedrate.loader.image import CenterCrop, ImageOp, Resize, Size, whole
+from feedrate.loader.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.loader.options import Wanted
 from feedrate.loader.order import fingerprint
-from feedrate.loader.samples import pick, take_ranges
+from feedrate.loader.samples import pick
 from feedrate.machine.memory import MemoryGauge
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
 # A checksum each: memory is read fast, so blocks are larger than on a disk.
 BLOCK_BYTES = 32768
-LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the shelf
+LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the cache
 BY_PILLOW = 1  # a mark: the kernel does not decode this kind of file
 _SAMPLED = 256
 # Another try may find the bytes elsewhere: in the source of a scratch copy.
@@ -52,7 +50,7 @@ _MAY_BE_BETTER_LATER = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Samples to decode; `numbers`: theirs on the shelf; `sides` and `cuts`: of what is kept there."""
+    """Samples to decode; `numbers`: theirs in the cache; `sides` and `cuts`: of what is kept there."""
 
     places: Places
     pixels: Field
@@ -68,23 +66,9 @@ class Job:
         return self.pixels.kind is Kind.MASK
 
     def measure(self, i: int) -> int:
-        """Return how many bytes a sample takes on the shelf, if it has colours."""
+        """Return how many bytes a sample takes in the cache, if it has colours."""
         width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
         return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
-
-    def part(self, at: I64) -> Places:
-        return Places(self.places.pack, self.places.rows[at], self.places.positions[at])
-
-    def for_each(self, work: Callable[[int], None], at: Sequence[int]) -> None:
-        _for_each(self.pool, work, at)
-
-
-def _for_each(pool: kernel.Pool | None, work: Callable[[int], None], at: Sequence[int]) -> None:
-    if pool is None or len(at) == 1:
-        for i in at:
-            work(i)
-    else:
-        pool.map(work, at)
 
 
 def make_job(
@@ -111,13 +95,13 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
     return bool(len(widths)) and height * width < float((widths * heights).mean())
 
 
-def keep_whole(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]:
-    """Decode whole images and put them on the shelf, while it has room; returns what must not go there."""
+def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]:
+    """Decode whole images and put them into the cache, while it has room; returns what must not go there."""
     numbers = job.numbers[at].tolist()
     refused = decode_whole(
-        job.part(at), job.pixels, job.out.shape[3], job.pool, tally,
-        has_room=lambda i: shelf.has_room(job.measure(int(at[i]))),
-        keep=lambda i, pixels, source_bytes, mark: _put(shelf, numbers[i], pixels, source_bytes, mark),
+        job.places.take(at), job.pixels, job.out.shape[3], job.pool, tally,
+        has_room=lambda i: store.has_room(job.measure(int(at[i]))),
+        keep=lambda i, pixels, source_bytes, mark: _put(store, numbers[i], pixels, source_bytes, mark),
     )  # fmt: skip
     return [numbers[i] for i in refused]
 
@@ -152,14 +136,14 @@ def decode_whole(
             return
         one, width, height = np.array([i]), int(widths[i]), int(heights[i])
         if width * height > kernel.TRUSTED_PIXELS:
-            status, _ = kernel.check_size(files, take_ranges(images, one), (width, height), raw=is_raw)
+            status, _ = kernel.check_size(files, images.take(one), (width, height), raw=is_raw)
             if status:
                 refused.extend([] if status in _MAY_BE_BETTER_LATER else [i])
                 return
         out = np.empty((1, height, width, channels), np.uint8)
         report = kernel.decode_batch(
-            files, take_ranges(images, one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
-            entries=None if entries is None else take_ranges(entries, one), nearest=is_mask, raw=is_raw,
+            files, images.take(one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+            entries=None if entries is None else entries.take(one), nearest=is_mask, raw=is_raw,
         )  # fmt: skip
         if report.statuses[0] in _MAY_BE_BETTER_LATER:
             return
@@ -169,15 +153,15 @@ def decode_whole(
         elif keep(i, out[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
             tally.count(report)
 
-    _for_each(pool, decode, range(len(boxes)))
+    kernel.for_each(decode, range(len(boxes)), pool)
     return refused
 
 
-def keep_results(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[int]:
-    """Make what the operation makes of images, not yet mirrored, and put it on the shelf."""
+def keep_results(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]:
+    """Make what the operation makes of images, not yet mirrored, and put it into the cache."""
     pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
     geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
-    part = job.part(at)
+    part = job.places.take(at)
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
     tally.count(report)
     lengths = part.rows[f"{job.pixels.name}.length"]
@@ -186,15 +170,15 @@ def keep_results(job: Job, at: I64, shelf: SampleCache, tally: Tally) -> list[in
         if report.statuses[i]:
             if report.statuses[i] not in _MAY_BE_BETTER_LATER:
                 refused.append(number)
-        elif not _put(shelf, number, pixels[i], int(lengths[i]), 0):
+        elif not _put(store, number, pixels[i], int(lengths[i]), 0):
             break
     return refused
 
 
-def _put(shelf: SampleCache, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
+def _put(store: SampleCache, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
     rows = without_colour(pixels)
     table = dump_bare_table(rows, BLOCK_BYTES)
-    return shelf.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)
+    return store.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)
 
 
 def without_colour(pixels: U8) -> U8:
@@ -214,16 +198,16 @@ _BAD_BYTES = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH, Status.B
 
 
 class CachedPixels:
-    """The images and masks that a loader wants, and their shelf. Counts hits and misses of one epoch."""
+    """The images and masks that a loader wants, and their cache. Counts hits and misses of one epoch."""
 
     def __init__(
-        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], artist: CropSampler | None
+        self, pack: Pack, cache: Cache, wanted: Sequence[Wanted], sampler: CropSampler | None
     ) -> None:
         self._pack = pack
-        image = artist.image if artist else None
+        image = sampler.image if sampler else None
         filters = find_filters(image)
         self._keeps_results = all(len(w.filters or filters) == 1 for w in wanted) and (
-            is_worth_keeping_results(pack, artist.reference if artist else None, image)
+            is_worth_keeping_results(pack, sampler.reference if sampler else None, image)
         )
         # Raw pixels have nothing to decode: the page cache serves them as well.
         fields = [f for f in pack.fields if f.has_pixels and f.coding is not Coding.RAW]
@@ -236,7 +220,7 @@ class CachedPixels:
         what = f"{image!r} of" if self._keeps_results else "whole"
         gray = " L" if any(w.mode == "L" for w in wanted) else ""
         key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}{gray}"
-        self._shelf: SampleCache = cache.open_shelf(
+        self._store: SampleCache = cache.open_store(
             key, len(self._slots) * len(pack), _count_bytes_to_keep(pack)
         )
         self._refused: set[int] = set()
@@ -247,12 +231,12 @@ class CachedPixels:
 
     def begin_epoch(self) -> None:
         with self._lock:
-            self._hits, self._misses = [0] * len(self._shelf.tiers), 0
+            self._hits, self._misses = [0] * len(self._store.tiers), 0
 
     def decode(
         self, places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
     ) -> DecodeReport:
-        """Decode an image or mask field into `out`: as `decode_pixels` does, from the shelf where it can."""
+        """Decode an image or mask field into `out`: as `decode_pixels` does, from the cache where it can."""
         wanted: _Slot = (pixels.name, None)
         if self._keeps_results:
             wanted = _slot_of(pixels, (out.shape[1], out.shape[2]), geometry.filters, self._filters)
@@ -264,10 +248,10 @@ class CachedPixels:
             places, pixels, geometry, out, pool, numbers=numbers, keeps_results=self._keeps_results
         )
         tally = Tally(len(numbers))
-        located = self._shelf.locate(numbers)
+        located = self._store.locate(numbers)
         self._count(located)
         if self._fill(job, located, tally):
-            located = self._shelf.locate(numbers)
+            located = self._store.locate(numbers)
         if job.is_mask:
             again = np.union1d(self._crop_by_pillow(job, located), np.flatnonzero(~located.found))
         else:
@@ -276,12 +260,12 @@ class CachedPixels:
             self._decode_from_pack(job, again, tally)
         return tally.report()
 
-    def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
-        """Return which samples of a field are on the shelf, so that their bytes are not needed."""
+    def has(self, field: str, positions: I64) -> Flags:
+        """Return which samples of a field are in the cache, so that their bytes are not needed."""
         slots = [number for (name, *_), number in self._slots.items() if name == field]
         there = np.full(len(positions), bool(slots))
         for slot in slots:
-            there &= self._shelf.locate(slot * len(self._pack) + positions).found
+            there &= self._store.locate(slot * len(self._pack) + positions).found
         return there
 
     def _count(self, located: Located) -> None:
@@ -292,19 +276,19 @@ class CachedPixels:
                 self._hits[tier] += int((tiers == tier).sum())
 
     def _fill(self, job: Job, located: Located, tally: Tally) -> bool:
-        """Put what is missing on the shelf, while it has room."""
+        """Put what is missing into the cache, while it has room."""
         sizes = job.sides[0] * job.sides[1] * job.out.shape[3]
         _, firsts = np.unique(job.numbers, return_index=True)
         missing = firsts[~located.found[firsts] & (sizes[firsts] > 0) & (sizes[firsts] <= LARGEST_BYTES)]
         at = np.array([i for i in missing.tolist() if int(job.numbers[i]) not in self._refused], np.int64)
-        if not at.size or not self._shelf.has_room(job.measure(int(at[sizes[at].argmin()]))):
+        if not at.size or not self._store.has_room(job.measure(int(at[sizes[at].argmin()]))):
             return False
         keep = keep_results if self._keeps_results else keep_whole
-        self._refused.update(keep(job, at, self._shelf, tally))
+        self._refused.update(keep(job, at, self._store, tally))
         return True
 
     def _decode_images(self, job: Job, located: Located, tally: Tally) -> I64:
-        """Let the kernel take what is on the shelf from there and the rest from the pack, in one go.
+        """Let the kernel take what is in the cache from there and the rest from the pack, in one go.
 
         Returns which must come from the pack once more.
         """
@@ -314,7 +298,7 @@ class CachedPixels:
         crc32c, boxes, files = np.zeros(len(found), np.uint32), job.cuts.copy(), None
         left = np.flatnonzero(~found)
         if left.size:
-            part, name, shift = job.part(left), job.pixels.name, len(self._shelf.paths)
+            part, name, shift = job.places.take(left), job.pixels.name, len(self._store.paths)
             files, images, entries = part.pack.find_values(name, part.rows, part.positions, with_entries=True)
             assert entries is not None
             for whole_batch, ranges in ((places, images), (tables, entries)):
@@ -341,12 +325,12 @@ class CachedPixels:
         return failed
 
     def _crop_by_pillow(self, job: Job, located: Located) -> I64:
-        """Crop what is on the shelf as Pillow does; returns which could not be."""
+        """Crop what is in the cache as Pillow does; returns which could not be."""
         failed: list[int] = []
         filters = job.geometry.filter_each()
 
         def crop(i: int) -> None:
-            data = self._shelf.get(int(job.numbers[i]))
+            data = self._store.get(int(job.numbers[i]))
             left, top, right, bottom = box = tuple(job.cuts[i].tolist())
             width, height = (int(side[i]) for side in job.sides)
             if data is None or not (0 <= left < right <= width and 0 <= top < bottom <= height):
@@ -360,18 +344,18 @@ class CachedPixels:
 
         at = np.flatnonzero(located.found).tolist()
         if at:
-            job.for_each(crop, at)
+            kernel.for_each(crop, at, job.pool)
         return np.array(sorted(failed), np.int64)
 
     def _decode_from_pack(self, job: Job, at: I64, tally: Tally) -> None:
         out = np.empty((len(at), *job.out.shape[1:]), np.uint8)
         geometry = job.geometry.take(at)
-        tally.add(decode_pixels(job.part(at), job.pixels, geometry, out, job.pool), at=at)
+        tally.add(decode_pixels(job.places.take(at), job.pixels, geometry, out, job.pool), at=at)
         job.out[at] = out
 
     def _join(self, files: kernel.Files | None) -> kernel.Files:
-        """Return the shelf's files and, behind them, others."""
-        paths = self._shelf.paths
+        """Return the cache's files and, behind them, others."""
+        paths = self._store.paths
         if files is not None and files is not self._pack.files:
             return kernel.Files([*paths, *files.paths])
         joined = self._joined
@@ -381,7 +365,7 @@ class CachedPixels:
 
     def _discard(self, row: Rows) -> None:
         # Given back for want of memory is no damage.
-        if self._shelf.discard(row) and not self._is_damage_told:
+        if self._store.discard(row) and not self._is_damage_told:
             self._is_damage_told = True
             warnings.warn(
                 "samples in the cache are not what was put there: they come from the pack again "
@@ -402,15 +386,15 @@ class CachedPixels:
             others = positions if tier is None else positions[~tier.has(name, positions)]
             parts.append(slot * len(self._pack) + others)
         numbers = np.concatenate(parts)
-        shelf = self._shelf
-        tiers = shelf.tier_stats(numbers)
+        store = self._store
+        tiers = store.tier_stats(numbers)
         with self._lock:
             counted = tuple(replace(tier, hits=hits) for tier, hits in zip(tiers, self._hits, strict=True))
             samples = len(slots) * len(positions)
-            return CacheStats(samples, counted, self._misses, shelf.damaged, shelf.returned_bytes)
+            return CacheStats(samples, counted, self._misses, store.damaged, store.returned_bytes)
 
     def close(self) -> None:
-        """Close files; what is on the shelf stays there."""
+        """Close files; what is in the cache stays there."""
         if self._joined is not None:
             self._joined[1].close()
 

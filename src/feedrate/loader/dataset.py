@@ -11,24 +11,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from feedrate.arrays import I64, U8
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64, U8
+from feedrate.loader import options as asked
+from feedrate.loader.arguments import Size, check_choice, check_functions, check_whole, options_by_name
 from feedrate.loader.geometry import CropSampler, Geometry, Places, check_size, decode_crops, decode_pixels
-from feedrate.loader.image import ImageOp, Resize, Size, View
-from feedrate.loader.options import (
-    Mode,
-    Wanted,
-    check_image,
-    check_pack,
-    check_split,
-    check_whole,
-    find_label,
-    find_reference,
-    flip_probability,
-    resolve_fields,
-)
+from feedrate.loader.image import ImageOp, Resize, View
+from feedrate.loader.options import Mode, Wanted
 from feedrate.loader.order import find_split, members
 from feedrate.loader.packs import open_pack
 from feedrate.loader.values import choose_output, explain_status, move_boxes, read_field
@@ -59,11 +50,13 @@ class Dataset:
         allow_addresses: where files may lie that the pack names, as `Loader` takes it.
     """
 
+    @options_by_name
     def __init__(
         self,
         pack: str | os.PathLike[str],
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
+        *,
         fields: Sequence[str] | None = None,
         image: ImageOp | None = None,
         flip: bool | float = False,
@@ -73,24 +66,21 @@ class Dataset:
         mode: Mode = "RGB",
         allow_addresses: str | Sequence[str] = (),
     ) -> None:
-        check_pack(pack)
+        asked.check_pack(pack)
         if isinstance(pack, Pack):
             allow_addresses = allow_addresses or getattr(pack, "allow_addresses", ())
             pack = pack.name
-        check_image(image, flip, mode)
+        asked.check_image(image, flip, mode)
         check_whole("seed", seed, least=0, optional=True)
-        for name, function in (("transform", transform), ("target_transform", target_transform)):
-            if function is not None and not callable(function):
-                raise UsageError(f"{name} must be a function, got {function!r}")
-        if output not in ("pil", "numpy", "torch"):
-            raise UsageError(f'output must be "pil", "numpy" or "torch", got {output!r}')
+        check_functions(transform=transform, target_transform=target_transform)
+        check_choice("output", output, "pil", "numpy", "torch")
         if output == "torch":
             choose_output("torch")
         self.path = os.fspath(pack)
         self.transform, self.target_transform = transform, target_transform
         self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
         if split is not None and not isinstance(split, str):
-            check_split(split)
+            asked.check_split(split)
         self._split, self._mode, self._allow_addresses = split, mode, allow_addresses
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
@@ -170,7 +160,7 @@ class Dataset:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(find_label(self._open().pack).classes or ())
+        return list(asked.find_label(self._open().pack).classes or ())
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -205,11 +195,11 @@ class _Opened:
             if isinstance(name, View):
                 raise UsageError("Dataset has no views; use Loader, or resize in the transform")
         # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
-        self.wanted = resolve_fields(self.pack, fields, Resize(1) if image is None else image, mode)
-        reference = find_reference(self.pack, image, flip)
+        self.wanted = asked.resolve_fields(self.pack, fields, Resize(1) if image is None else image, mode)
+        reference = asked.find_reference(self.pack, image, flip)
         self.reference = reference
         self.label_name = "label" if self.pack.manifest.field("label") else "labels"
-        self.image, self.flip = image, flip_probability(flip)
+        self.image, self.flip = image, asked.flip_probability(flip)
         self.is_shown = any(w.out_size is not None for w in self.wanted)
         self.is_random = reference is not None and CropSampler(reference, image, self.flip, seed=0).is_random
 
@@ -220,7 +210,7 @@ class _Opened:
         return [self._read_column(wanted, places, geometry) for wanted in self.wanted]
 
     def read_labels(self, positions: I64) -> list[Any]:
-        label = find_label(self.pack)
+        label = asked.find_label(self.pack)
         if label.kind is Kind.NUMBER:
             numbers: list[Any] = self.pack.checked_column(label.name)[positions].tolist()
             return numbers
@@ -239,8 +229,8 @@ class _Opened:
             return None
         if seed is None and self.is_random:
             seed = random.getrandbits(63)
-        artist = CropSampler(self.reference, self.image, self.flip, seed or 0, self.is_shown)
-        geometry = artist.draw(epoch, places.rows, None)
+        sampler = CropSampler(self.reference, self.image, self.flip, seed or 0, self.is_shown)
+        geometry = sampler.draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
             raise self.pack.describe_bad(
                 int(places.positions[i]), self.reference.name, places.rows[i], reason
@@ -281,29 +271,31 @@ class _Opened:
             # keeps one of them must not keep them all.
             is_small = height * width * wanted.channels <= _TOGETHER_BYTES
             for some in [at] if is_small else [[i] for i in at]:
-                is_all = len(some) == len(places.positions)
+                is_all = len(some) == len(places)
                 drawn = geometry if is_all else geometry.take(np.array(some))
-                decoded = self._decode_alike(wanted, _take(places, some), drawn, (height, width))
+                decoded = self._decode_alike(
+                    wanted, places if is_all else places.take(some), drawn, (height, width)
+                )
                 pixels.update(zip(some, decoded if len(some) == 1 else map(np.copy, decoded), strict=True))
-        return [pixels[i] for i in range(len(places.positions))]
+        return [pixels[i] for i in range(len(places))]
 
     def _find_sizes(self, wanted: Wanted, places: Places, geometry: Geometry) -> dict[Size, list[int]]:
         """Return which samples come out at each size."""
         assert wanted.field is not None
         assert wanted.out_size is not None
         if self.image is not None:
-            return {wanted.out_size: list(range(len(places.positions)))}
+            return {wanted.out_size: list(range(len(places)))}
         sizes: dict[Size, list[int]] = {}
         for i, (left, top, right, bottom) in enumerate(geometry.boxes_on(wanted.field, places.rows).tolist()):
             size = bottom - top, right - left
-            if (reason := check_size(_take(places, [i]), wanted.field, size)) is not None:
+            if (reason := check_size(places.take([i]), wanted.field, size)) is not None:
                 raise self._describe(places, i, wanted, reason)
             sizes.setdefault(size, []).append(i)
         return sizes
 
     def _decode_alike(self, wanted: Wanted, places: Places, geometry: Geometry, size: Size) -> U8:
         assert wanted.field is not None
-        out = np.empty((len(places.positions), *size, wanted.channels), np.uint8)
+        out = np.empty((len(places), *size, wanted.channels), np.uint8)
         # No pool: a DataLoader's workers are the parallelism here.
         report = decode_crops(decode_pixels, self.image, places, wanted.field, geometry, out, None)
         if report.statuses.any():
@@ -315,9 +307,3 @@ class _Opened:
 
     def _describe(self, places: Places, i: int, wanted: Wanted, reason: str) -> BadSample:
         return self.pack.describe_bad(int(places.positions[i]), wanted.name, places.rows[i], reason)
-
-
-def _take(places: Places, at: Sequence[int]) -> Places:
-    if len(at) == len(places.positions):
-        return places
-    return Places(places.pack, places.rows[at], places.positions[at])

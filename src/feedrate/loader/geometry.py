@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a batch that was decoded in several parts.
+"""One geometric draw per sample, shared by all its images, masks and boxes; and the decoding of such crops.
 
-One geometric draw per sample, shared by all its images, masks and boxes.
-
-Crops that reach beyond their image: the part inside is decoded, and put where it belongs in the crop.
+Of a crop that reaches beyond its image, the part inside is decoded, and put where it belongs in the crop.
 """
 
 from __future__ import annotations
@@ -12,17 +10,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.arrays import F64, I32, I64, U8, Flags
+from feedrate.draws import Purpose, draw_uniforms, make_key
 from feedrate.filters import BILINEAR, find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
-from feedrate.kernel import I32, I64, U8, DecodeReport, pillow
-from feedrate.loader.image import ImageOp, RandomCrop, Resize, Size, scale_boxes, scale_edges, whole
+from feedrate.kernel import DecodeReport, pillow
+from feedrate.loader.arguments import Size
+from feedrate.loader.image import ImageOp, RandomCrop, Resize, scale_boxes, scale_edges, whole
 
 
 class Tally:
@@ -77,7 +77,7 @@ class Geometry:
     """
 
     boxes: I32
-    flips: npt.NDArray[np.bool_]
+    flips: Flags
     sides: Sides
     refused: dict[int, str] = field(default_factory=dict)
     filters: tuple[int, ...] = (BILINEAR,)
@@ -189,6 +189,12 @@ class Places:
     rows: Rows
     positions: I64
 
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def take(self, at: Any) -> Places:
+        return Places(self.pack, self.rows[at], self.positions[at])
+
 
 def decode_pixels(
     places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
@@ -288,7 +294,7 @@ def decode_crops(
     for height, width in np.unique(sizes, axis=0).tolist():
         at = np.flatnonzero((sizes == (height, width)).all(axis=1))
         made = np.empty((len(at), height, width, channels), np.uint8)
-        part = Places(places.pack, places.rows[at], places.positions[at])
+        part = places.take(at)
         report = decode(part, pixels, inside.take(at), made, pool)
         tally.add(report, at=at)
         for decoded, i in zip(made, at.tolist(), strict=True):

@@ -2,25 +2,29 @@
 """Image operations: from widths, heights and random numbers to crop boxes, for a whole batch at once.
 
 An operation decides *where* to cut and *how large* the result is; the kernel cuts. Boxes are left, top,
-right, bottom.
+right, bottom. `decode` is for one image file, without a pack.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.draws import F64, I64
-from feedrate.errors import UsageError
-from feedrate.filters import Interpolation, check_interpolation
+from feedrate import kernel
+from feedrate.arrays import F64, I32, I64, U8
+from feedrate.errors import NotFound, StorageError, UsageError
+from feedrate.filters import FILTERS, Filter, Interpolation, check_filter, check_interpolation
+from feedrate.loader.arguments import Size, check_choice, check_pair, check_size, is_whole, options_by_name
 
-I32 = npt.NDArray[np.int32]
-Size = tuple[int, int]  # height, width
 _TRIES = 10
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+BYTES = (bytes, bytearray, memoryview)
 
 
 class ImageOp(Protocol):
@@ -109,10 +113,10 @@ class RandomResizedCrop(_Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = _check_pair(self.scale, "scale")
+        low, high = check_pair(self.scale, "scale")
         if not 0 < low <= high <= 1:
             raise UsageError(f"scale must be two numbers with 0 < low <= high <= 1, got {self.scale}")
-        low, high = _check_pair(self.ratio, "ratio")
+        low, high = check_pair(self.ratio, "ratio")
         if not 0 < low <= high:
             raise UsageError(f"ratio must be two numbers with 0 < low <= high, got {self.ratio}")
 
@@ -180,12 +184,12 @@ class RandomCrop(_Sized):
         if isinstance(self.padding, list):
             object.__setattr__(self, "padding", tuple(self.padding))
         edges = self.padding if isinstance(self.padding, tuple) else (self.padding or 0,)
-        if len(edges) not in (1, 2, 4) or not all(_is_whole(edge, 0, 2**20) for edge in edges):
+        if len(edges) not in (1, 2, 4) or not all(is_whole(edge, 0, 2**20) for edge in edges):
             raise UsageError(
                 "RandomCrop: padding must be a number of pixels, (left and right, top and bottom) or "
                 f"(left, top, right, bottom), from 0 to {2**20:,}; got {self.padding!r}"
             )
-        if not _is_whole(self.fill, 0, 255):
+        if not is_whole(self.fill, 0, 255):
             raise UsageError(f"RandomCrop: fill must be a whole number from 0 to 255, got {self.fill!r}")
         if self.padding_mode not in PADDING_MODES:
             raise UsageError(
@@ -262,14 +266,9 @@ class CenterCrop(_Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.resize is None:
-            return
-        if (
-            isinstance(self.resize, bool)
-            or not isinstance(self.resize, int)
-            or self.resize < max(self.out_size)
-        ):
-            raise UsageError(f"resize must be at least {max(self.out_size)} (the crop); got {self.resize!r}")
+        least = max(self.out_size)
+        if self.resize is not None and not (type(self.resize) is int and self.resize >= least):
+            raise UsageError(f"resize must be at least {least} (the crop); got {self.resize!r}")
 
     @property
     def min_size(self) -> Size:
@@ -355,31 +354,6 @@ def scale_boxes(boxes: I32, source: tuple[I64, I64], target: tuple[I64, I64]) ->
     return scaled
 
 
-def check_size(size: Any, name: str) -> int | Size:
-    numbers = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < 1:
-            raise UsageError(
-                f"{name}: size must be a whole number of pixels, or (height, width), at least 1; got {size!r}"
-            )
-    height, width = (int(number) for number in numbers)
-    return (height, width) if isinstance(size, (tuple, list)) else height
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return (
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= int(value) <= most
-    )
-
-
-def _check_pair(pair: Any, name: str) -> tuple[float, float]:
-    try:
-        low, high = (float(value) for value in pair)
-    except (TypeError, ValueError):
-        raise UsageError(f"{name} must be two numbers, got {pair!r}") from None
-    return low, high
-
-
 def _central(lengths: I64, resized: I64, wanted: int) -> tuple[I64, I64]:
     start = np.rint((resized - wanted) / 2)
     low = np.minimum(np.rint(start * lengths / resized), lengths - 1)
@@ -393,3 +367,71 @@ def _boxes(
     out = np.empty((len(left), 4), np.int32)
     out[:, 0], out[:, 1], out[:, 2], out[:, 3] = left, top, left + width, top + height
     return out
+
+
+@options_by_name
+def decode(
+    source: Source,
+    crop: tuple[int, int, int, int] | None = None,
+    size: int | Size | None = None,
+    *,
+    mode: str = "RGB",
+    flip: bool = False,
+    interpolation: Filter = "bilinear",
+) -> U8:
+    """Decode an image to uint8 pixels of shape height, width, channels.
+
+    Args:
+        source: a path, or the file's bytes.
+        crop: left, top, right, bottom: the part to decode; None: all of it.
+        size: height and width to resize that part to; one number: a square; None: as it is.
+        mode: "RGB" or "L" (gray, one channel, as Pillow's `convert("L")` makes it of the colours).
+        flip: mirror left to right.
+        interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
+            "nearest".
+
+    Raises:
+        NotFound: there is no such file.
+        UsageError: it is not an image that can be decoded, or the arguments make no sense.
+    """
+    check_choice("mode", mode, "RGB", "L")
+    if crop is not None:
+        crop = _check_crop(crop)
+    if size is not None:
+        checked = check_size(size, "decode")
+        size = checked if isinstance(checked, tuple) else (checked, checked)
+    filter_ = FILTERS[check_filter(interpolation, "decode")]
+    name, data = read_source(source)
+    try:
+        return kernel.decode_one(data, box=crop, size=size, flip=bool(flip), mode=mode, filter_=filter_)
+    except (ValueError, OSError) as error:
+        raise UsageError(f"{name} cannot be decoded: {error}") from error
+
+
+def _check_crop(crop: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    try:
+        whole = all(isinstance(edge, (int, np.integer)) for edge in crop)
+        left, top, right, bottom = (int(edge) for edge in crop)
+    except (TypeError, ValueError):
+        whole, left, top, right, bottom = False, 0, 0, 0, 0
+    if not (whole and 0 <= left < right and 0 <= top < bottom):
+        raise UsageError(
+            f"crop must be left, top, right, bottom in whole pixels, not empty and not negative; got {crop!r}"
+        )
+    return left, top, right, bottom
+
+
+def read_source(source: Source) -> tuple[str, bytes]:
+    """Return what to call an image, and its bytes."""
+    if isinstance(source, BYTES):
+        return f"the image of {len(source)} bytes", bytes(source)
+    try:
+        path = Path(source)
+    except TypeError:
+        raise UsageError(f"decode takes a path or bytes, got {type(source).__name__}") from None
+    try:
+        return str(path), path.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"no file at {path}") from None
+    except (OSError, ValueError) as error:  # the latter for a name that no file can have
+        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error

@@ -13,54 +13,29 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I64, Flags
 from feedrate.cache.results import CacheStats
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64
+from feedrate.loader import options as asked
+from feedrate.loader import order as orders
+from feedrate.loader.arguments import check_whole, takes
 from feedrate.loader.batch import Assembler, Batch, Ring, choose_prefetch
-from feedrate.loader.cache import Cache
 from feedrate.loader.device.finish import check_finish
-from feedrate.loader.device.transfer import Transfer, check_device, choose_placement
+from feedrate.loader.device.transfer import Placement, Transfer, check_device, choose_placement
 from feedrate.loader.geometry import CropSampler
-from feedrate.loader.image import ImageOp, RandomCrop, View
+from feedrate.loader.image import RandomCrop
 from feedrate.loader.iteration import BatchSampler, Cursor, LoaderIterator, Resources
-from feedrate.loader.options import (
-    BadSamplePolicy,
-    Decode,
-    Mode,
-    Options,
-    Output,
-    Wanted,
-    check_no_others,
-    check_pack,
-    check_scratch,
-    check_shapes,
-    check_whole,
-    find_label,
-    find_reference,
-    flip_probability,
-    resolve_fields,
-)
-from feedrate.loader.order import (
-    EpochOrder,
-    Staged,
-    check_state,
-    choose_order,
-    dump_state,
-    find_split,
-    fingerprint,
-    members,
-)
+from feedrate.loader.options import Options, Wanted
 from feedrate.loader.packs import open_pack
 from feedrate.loader.pipeline import Feed, Meter
 from feedrate.loader.ranks import Rank, Ranks, Shares
@@ -132,86 +107,39 @@ class Loader:
             pack that somebody else may have made, and that names files elsewhere.
     """
 
-    def __init__(
-        self,
-        pack: str | os.PathLike[str] | Pack,
-        batch_size: int = 256,
-        shuffle: bool = True,
-        seed: int = 0,
-        fields: Sequence[str | View] | None = None,
-        image: ImageOp | None = None,
-        flip: bool | float = False,
-        order: str | Sequence[int] | npt.NDArray[Any] | Callable[[int], Any] | None = None,
-        weights: str | Sequence[float] | npt.NDArray[Any] | None = None,
-        split: str | tuple[float, float] | None = None,
-        drop_last: bool = False,
-        pad: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        transform: Callable[[dict[str, Any]], Any] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        cache: Cache | None = None,
-        threads: int | None = None,
-        prefetch: int | None = None,
-        on_bad_sample: BadSamplePolicy = "raise",
-        output: Output | None = None,
-        scratch: str | os.PathLike[str] | None = None,
-        mode: Mode = "RGB",
-        device: Any = None,
-        dtype: Any = None,
-        normalize: Any = None,
-        on_device: Any = None,
-        decode: Decode = "auto",
-        allow_addresses: str | Sequence[str] = (),
-        **others: Any,
-    ) -> None:
-        check_no_others(others, [*Options.__slots__, "cache", "allow_addresses"])
-        check_pack(pack)
-        check_scratch(scratch)
-        options = Options(
-            batch_size=batch_size, shuffle=shuffle, seed=seed, fields=fields, image=image, flip=flip,
-            order=order, weights=weights, split=split, drop_last=drop_last, pad=pad, rank=rank,
-            world_size=world_size, transform=transform, collate=collate, threads=threads, prefetch=prefetch,
-            on_bad_sample=on_bad_sample, output=output,
-            scratch=None if scratch is None else os.fspath(scratch), mode=mode, device=device,
-            dtype=dtype, normalize=normalize, on_device=on_device, decode=decode,
-        )  # fmt: skip
-        if cache is not None and not isinstance(cache, Cache):
-            raise UsageError(
-                f"cache must be a feedrate.Cache, got {cache!r}", hint='cache=feedrate.Cache(ram="auto")'
-            )
-        self._options, self._cache = options, cache
+    @takes(Options)
+    def __init__(self, options: Options) -> None:
+        self._options, self._cache = options, options.cache
+        pack, scratch = options.pack, options.scratch
         owns_pack = not isinstance(pack, Pack)
-        if not owns_pack and scratch is not None:
-            raise UsageError("scratch needs the pack's path or address, not an opened pack")
-        opened = pack
-        if not isinstance(opened, Pack):
-            opened = open_pack(opened, options.scratch, allow_addresses=allow_addresses)
+        if not isinstance(pack, Pack):
+            scratch = None if scratch is None else os.fspath(scratch)
+            pack = open_pack(pack, scratch, allow_addresses=options.allow_addresses)
         try:
-            self._prepare(opened)
+            self._prepare(pack)
         except BaseException:
             if owns_pack:
-                opened.close()
+                pack.close()
             raise
-        self._acquire(opened, owns_pack)
+        self._acquire(pack, owns_pack)
 
     def _prepare(self, opened: Pack) -> None:
         """Check what was asked for against the pack."""
         options = self._options
-        fields, image, flip, seed = options.fields, options.image, options.flip, options.seed
-        self._wanted = resolve_fields(opened, fields, image, options.mode)
-        if image is None:
-            check_shapes(opened, self._wanted, options.batch_size)
-        reference = find_reference(opened, image, flip)
-        is_shown = any(w.out_size is not None for w in self._wanted)
-        has_choices = any(len(w.filters or ()) > 1 for w in self._wanted)
-        share = flip_probability(flip)
-        self._artist = (
-            CropSampler(reference, image, share, seed, is_shown, has_choices) if reference else None
-        )
-        self._subset = find_split(opened, options.split)
-        self._order = choose_order(opened, options, self._subset)
-        self._fingerprint = fingerprint(opened.manifest)
+        self._wanted = asked.resolve_fields(opened, options.fields, options.image, options.mode)
+        if options.image is None:
+            asked.check_shapes(opened, self._wanted, options.batch_size)
+        reference = asked.find_reference(opened, options.image, options.flip)
+        self._sampler = None
+        if reference is not None:
+            self._sampler = CropSampler(
+                reference, options.image, asked.flip_probability(options.flip), options.seed,
+                is_shown=any(w.out_size is not None for w in self._wanted),
+                has_choices=any(len(w.filters or ()) > 1 for w in self._wanted),
+            )  # fmt: skip
+        self._subset = orders.find_split(opened, options.split)
+        self._order = orders.choose_order(opened, options, self._subset)
+        self._fingerprint = orders.fingerprint(opened.manifest)
         self._output = choose_output(options.output)
         self._device = check_device(options.device, self._output)
         self._finish = check_finish(options, self._wanted, opened, self._output)
@@ -221,6 +149,7 @@ class Loader:
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
         wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else 1
         self._is_sent = self._device is not None and self._device.type == "cuda"
+        self._is_padded = isinstance(options.image, RandomCrop) and options.image.is_padded
         self._cpu_reason = self._explain_cpu()
         self._stored_fields = self._choose_stored()
         # A transform runs in the makers, so there should be as many as threads. A loop that launches work for
@@ -274,10 +203,6 @@ class Loader:
             return []
         return sorted(names)
 
-    @property
-    def _is_padded(self) -> bool:
-        return isinstance(self._options.image, RandomCrop) and self._options.image.is_padded
-
     def _acquire(self, pack: Pack, owns_pack: bool) -> None:
         """Set up what belongs to one process: opened files, buffers, counters."""
         options = self._options
@@ -304,9 +229,9 @@ class Loader:
             return None
         from feedrate.loader.cached_pixels import CachedPixels
 
-        return CachedPixels(pack, self._cache, self._wanted, self._artist)
+        return CachedPixels(pack, self._cache, self._wanted, self._sampler)
 
-    def _shares(self, order: EpochOrder, start: int, rank: Rank) -> Shares:
+    def _shares(self, order: orders.EpochOrder, start: int, rank: Rank) -> Shares:
         options = self._options
         return Shares(order.length, options.batch_size, *rank, options.drop_last, options.pad, start)
 
@@ -345,9 +270,9 @@ class Loader:
         feed.start()
         return feed, shares, cursor
 
-    def _make_feed(self, order: EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
-        options, subset, repeats = self._options, self._subset, self._order.repeats
-        meter, stopping, controller = self._meter, threading.Event(), self._resources.controller
+    def _make_feed(self, order: orders.EpochOrder, shares: Shares, epoch: int) -> Feed[Batch]:
+        options, resources, subset, meter = self._options, self._resources, self._subset, self._meter
+        repeats, stopping, controller = self._order.repeats, threading.Event(), resources.controller
         # Asked anew: a process group may have appeared since the loader was made.
         threads = options.threads or count_rank_cores(shares.world)
         pool = kernel.Pool(threads, nice=DECODING_NICE)
@@ -355,39 +280,27 @@ class Loader:
             self._device, self._output, self._finish, prefetch=self._prefetch,
             is_plain=not self.has_functions,
         )  # fmt: skip
-        gpu, gpu_share = None, self._resources.gpu_share
-        stored = None
-        if (self._cpu_reason is None or self._stored_fields) and isinstance(placement, Transfer):
-            from feedrate.loader.device.gpu_decode import open_decoder
-
-            gpu = open_decoder(
-                placement, meter, is_asked_for=options.decode == "gpu", is_needed=bool(self._stored_fields)
-            )
-            if gpu is not None and (gpu_share is not None or self._cpu_reason is not None):
-                gpu.set_share(0.0 if gpu_share is None else gpu_share.share)
-            if gpu is not None and self._stored_fields:
-                stored = self._open_stored(gpu)
-                placement.beside["the cache"] = stored.count_memory
-        self._resources.gpu = gpu
+        gpu = resources.gpu = self._open_gpu(placement)
+        stored = self._open_stored(gpu, placement)
         address = placement.find_pci_address()
         near = None if address is None else find_near_cores(address, threads)
-        collate = options.collate or (make_collate(self._output) if options.transform else None)
         assembler = Assembler(
-            pack=self._resources.pack, wanted=self._wanted, artist=self._artist, rings=self._rings,
-            output=self._output, transform=options.transform, collate=collate,
+            pack=resources.pack, wanted=self._wanted, sampler=self._sampler, rings=self._rings,
+            output=self._output, transform=options.transform,
+            collate=options.collate or (make_collate(self._output) if options.transform else None),
             raises=options.on_bad_sample == "raise", meter=meter, pool=pool,
-            cached=self._resources.cached, gpu=gpu, stored=stored, lend=placement.lend,
+            cached=resources.cached, gpu=gpu, stored=stored, lend=placement.lend,
             is_stopping=stopping.is_set,
         )  # fmt: skip
+        ahead = self._look_ahead(
+            len(shares), lambda step: subset.positions(order.indices(shares.slots(step))), epoch
+        )
 
         def interrupt() -> None:
             stopping.set()
             pool.cancel()
             if ahead is not None:
                 ahead.stop()
-
-        def positions_of(step: int) -> I64:
-            return subset.positions(order.indices(shares.slots(step)))
 
         def stop() -> None:
             pool.close()
@@ -425,32 +338,14 @@ class Loader:
             controller.note_batch()
             if controller.threads != pool.limit:
                 pool.set_limit(controller.threads)
-            if gpu is not None and gpu_share is not None:
+            if gpu is not None and resources.gpu_share is not None:
                 if gpu.is_off:
-                    gpu_share.switch_off()
-                gpu.set_share(gpu_share.share)
-
-        ahead = None
-        if isinstance(self._resources.pack, RemotePack):
-            names = list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None))
-            follows_flow = self._order.kind == Staged.kind and epoch == 0
-            keepers = [one for one in (self._resources.tier, self._resources.cached) if one is not None]
-
-            def is_kept(field: str, positions: I64) -> npt.NDArray[np.bool_]:
-                kept = np.zeros(len(positions), np.bool_)
-                for keeper in keepers:
-                    kept |= keeper.has(field, positions)
-                return kept
-
-            ahead = Ahead(
-                self._resources.pack, len(shares), positions_of, names, follows_flow=follows_flow,
-                is_kept=is_kept if keepers else None,
-            )  # fmt: skip
-            ahead.start()
+                    resources.gpu_share.switch_off()
+                gpu.set_share(resources.gpu_share.share)
 
         # While one maker is in the kernel, another prepares its batch and queues it there; a third may wait
         # for the GPU.
-        makers = threads if options.transform or options.collate else 3 if self._is_sent else 2
+        makers = threads if self.has_functions else 3 if self._is_sent else 2
         feed = Feed(
             make, len(shares), prefetch=self._prefetch, makers=max(2, makers), meter=meter,
             on_stop=stop, interrupt=interrupt, on_take=None if controller is None else adapt,
@@ -460,13 +355,51 @@ class Loader:
             controller.begin(
                 pool.threads, feed.makers, self._prefetch,
                 lambda: (*meter.waits(), pool.cpu_seconds(), time.process_time()),
-                None if gpu is None else gpu_share, count_rank_cores(shares.world),
+                None if gpu is None else resources.gpu_share, count_rank_cores(shares.world),
             )  # fmt: skip
             pool.set_limit(controller.threads)
         return feed
 
-    def _open_stored(self, gpu: GpuDecoder) -> StoredPixels:
+    def _look_ahead(self, steps: int, positions_of: Callable[[int], I64], epoch: int) -> Ahead | None:
+        """Begin to fetch what the coming batches need; None: the pack is read where it lies."""
+        pack = self._resources.pack
+        if not isinstance(pack, RemotePack):
+            return None
+        keepers = [one for one in (self._resources.tier, self._resources.cached) if one is not None]
+
+        def is_kept(field: str, positions: I64) -> Flags:
+            kept: Flags = np.any([one.has(field, positions) for one in keepers], axis=0)
+            return kept
+
+        ahead = Ahead(
+            pack, steps, positions_of,
+            list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None)),
+            follows_flow=self._order.kind == orders.Staged.kind and epoch == 0,
+            is_kept=is_kept if keepers else None,
+        )  # fmt: skip
+        ahead.start()
+        return ahead
+
+    def _open_gpu(self, placement: Placement) -> GpuDecoder | None:
+        """Return what decodes on the device of an iteration that begins now; None: the CPU does."""
+        is_wanted = self._cpu_reason is None or self._stored_fields
+        if not is_wanted or not isinstance(placement, Transfer):
+            return None
+        from feedrate.loader.device.gpu_decode import open_decoder
+
+        share = self._resources.gpu_share
+        gpu = open_decoder(
+            placement, self._meter, is_asked_for=self._options.decode == "gpu",
+            is_needed=bool(self._stored_fields),
+        )  # fmt: skip
+        if gpu is not None and (share is not None or self._cpu_reason is not None):
+            gpu.set_share(0.0 if share is None else share.share)
+        return gpu
+
+    def _open_stored(self, gpu: GpuDecoder | None, placement: Placement) -> StoredPixels | None:
         """Return what keeps images on the device of an iteration that begins now; what is there stays."""
+        if gpu is None or not self._stored_fields or not isinstance(placement, Transfer):
+            return None
         from feedrate.loader.device.gpu_tier import GpuTier, StoredPixels
 
         assert self._cache is not None
@@ -479,6 +412,7 @@ class Loader:
             tier = GpuTier(gpu.device, gpu.stream, self._cache.gpu, self._stored_fields, len(pack))
         self._resources.tier = tier
         tier.begin_epoch()
+        placement.beside["the cache"] = lambda: tier.memory_bytes
         return StoredPixels(tier, gpu, self._meter, decodes_there=self._options.decode != "cpu")
 
     def set_epoch(self, epoch: int) -> None:
@@ -533,7 +467,7 @@ class Loader:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(find_label(self._resources.pack).classes or ())
+        return list(asked.find_label(self._resources.pack).classes or ())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: plain numbers and words that JSON can hold.
@@ -544,7 +478,7 @@ class Loader:
         return self._dump_state((self._cursor.epoch, self._cursor.samples, self._cursor.skipped))
 
     def _dump_state(self, place: tuple[int, int, int]) -> dict[str, Any]:
-        return dump_state(self._fingerprint, self._options, self._subset, self._order, place)
+        return orders.dump_state(self._fingerprint, self._options, self._subset, self._order, place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on where `state` was taken.
@@ -552,7 +486,7 @@ class Loader:
         Raises:
             UsageError: the state is of another pack, seed or order; the message names the difference.
         """
-        epoch, samples, skipped = check_state(state, self._dump_state((0, 0, 0)))
+        epoch, samples, skipped = orders.check_state(state, self._dump_state((0, 0, 0)))
         length = self._order.at(epoch).length
         if samples > length:
             raise UsageError(f"the state has given {samples} samples of an epoch that holds {length}")
@@ -574,7 +508,7 @@ class Loader:
         return replace(stats, cache=self._cache_stats())
 
     def _cache_stats(self) -> CacheStats | None:
-        cached, tier, positions = self._resources.cached, self._resources.tier, members(self._subset)
+        cached, tier, positions = self._resources.cached, self._resources.tier, orders.members(self._subset)
         if tier is None:
             return None if cached is None else cached.stats(positions, self._wanted)
         there, (made, others) = tier.stats(positions, self._stored_fields), tier.misses
@@ -629,3 +563,43 @@ class Loader:
         if live is not None:
             live.end("a newer iteration of this loader has begun, and this one is over")
         self._live = None
+
+
+_FRAMEWORKS = {
+    "tf.distribute": (
+        "feedrate.tensorflow",
+        "map the dataset: .map(function); TensorFlow places its tensors",
+    ),
+    "jax": ("feedrate.jax", "do it to the batch, in your jitted function; device= is jax.device_put's"),
+}
+
+
+def open_for(
+    framework: str,
+    rank: Rank | None,
+    pack: str | os.PathLike[str] | Pack | Loader,
+    options: Mapping[str, Any],
+) -> Loader:
+    """Return a loader of numpy arrays: a new one, or that of the user, who then has given it its options.
+
+    Args:
+        rank: (rank, world size) as the framework knows them; None: it knows of one process, and the loader
+            looks for others itself.
+
+    Raises:
+        UsageError: the loader gives torch tensors, is asked to work on them, or took itself for another rank.
+    """
+    if not isinstance(pack, Loader):
+        ours, instead = _FRAMEWORKS[framework]
+        for name in ("device", "dtype", "normalize", "on_device"):
+            if options.get(name) is not None:
+                raise UsageError(f"{name}= works on torch tensors, and {ours} gives none", hint=instead)
+        has_rank = {"rank", "world_size"} & options.keys()
+        known = {} if rank is None or has_rank else {"rank": rank[0], "world_size": rank[1]}
+        return Loader(pack, **{**known, **options, "output": "numpy"})
+    if options:
+        raise UsageError(f"the loader is made already; give it {', '.join(options)} itself")
+    if pack.output != "numpy":
+        raise UsageError('this loader gives torch tensors; make it with output="numpy"')
+    pack.ranks.adopt(rank, framework)
+    return pack

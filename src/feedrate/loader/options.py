@@ -6,11 +6,12 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import BadSample, PackError, UsageError
@@ -18,69 +19,56 @@ from feedrate.filters import find_filters
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import pillow
+from feedrate.loader.arguments import Size, check_choice, check_functions, check_whole
+from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import Places, check_size
-from feedrate.loader.image import ImageOp, Size, View
+from feedrate.loader.image import ImageOp, View
 
 Output = Literal["torch", "numpy"]
 Mode = Literal["RGB", "L"]
 Decode = Literal["auto", "cpu", "gpu"]
 BadSamplePolicy = Literal["raise", "skip"] | Callable[[BadSample], None]
 INDEX_FIELDS = ("key", "number")
-# What a DataLoader is told by, and what a Loader does instead.
-_NO_PROCESSES = "leave it out: threads load here, and there are no worker processes"
-_PINNED = (
-    'leave it out: device="cuda" gives batches on the GPU, and where CUDA is in use, host batches are pinned'
-)
-_OTHER_WORDS = {
-    "num_workers": "threads load here, as many as there are usable cores; threads=4 sets their number",
-    "pin_memory": _PINNED,
-    "pin_memory_device": _PINNED,
-    "persistent_workers": _NO_PROCESSES,
-    "worker_init_fn": _NO_PROCESSES,
-    "multiprocessing_context": _NO_PROCESSES,
-    "timeout": _NO_PROCESSES,
-    "prefetch_factor": "prefetch=4 makes so many batches ahead",
-    "sampler": "order=[...] takes positions or a function of the epoch, weights=[...] draws with "
-    "replacement, and ranks get their parts without one",
-    "batch_sampler": "order=[...] takes positions or a function of the epoch, and batch_size= cuts them",
-    "collate_fn": "it is collate=... here",
-    "in_order": "leave it out: batches always come in order",
-    "generator": "seed=1 fixes every random choice",
-}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of `Loader`, except the pack."""
+    """The arguments of `Loader`, which says what each is for: their names, types and defaults, and checks."""
 
-    batch_size: int
-    shuffle: bool
-    seed: int
-    fields: Sequence[str | View] | None
-    image: ImageOp | None
-    flip: bool | float
-    order: Any
-    weights: Any
-    split: str | tuple[float, float] | None
-    drop_last: bool
-    pad: bool
-    rank: int | None
-    world_size: int | None
-    transform: Callable[[dict[str, Any]], Any] | None
-    collate: Callable[[list[Any]], Any] | None
-    threads: int | None
-    prefetch: int | None
-    on_bad_sample: BadSamplePolicy
-    output: Output | None
-    scratch: str | None = None
+    pack: str | os.PathLike[str] | Pack
+    batch_size: int = 256
+    _: KW_ONLY
+    shuffle: bool = True
+    seed: int = 0
+    fields: Sequence[str | View] | None = None
+    image: ImageOp | None = None
+    flip: bool | float = False
+    order: str | Sequence[int] | npt.NDArray[Any] | Callable[[int], Any] | None = None
+    weights: str | Sequence[float] | npt.NDArray[Any] | None = None
+    split: str | tuple[float, float] | None = None
+    drop_last: bool = False
+    pad: bool = False
+    rank: int | None = None
+    world_size: int | None = None
+    transform: Callable[[dict[str, Any]], Any] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    cache: Cache | None = None
+    threads: int | None = None
+    prefetch: int | None = None
+    on_bad_sample: BadSamplePolicy = "raise"
+    output: Output | None = None
+    scratch: str | os.PathLike[str] | None = None
     mode: Mode = "RGB"
     device: Any = None
     dtype: Any = None
     normalize: Any = None
     on_device: Any = None
     decode: Decode = "auto"
+    allow_addresses: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        check_pack(self.pack)
+        check_scratch(self.scratch)
         for name in ("batch_size", "threads", "prefetch", "world_size"):
             check_whole(name, getattr(self, name), least=1, optional=name != "batch_size")
         check_whole("seed", self.seed, least=0)
@@ -90,17 +78,18 @@ class Options:
         check_image(self.image, self.flip, self.mode)
         self._check_ranks()
         self._check_order()
-        for name in ("transform", "collate"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise UsageError(f"{name} must be a function, got {getattr(self, name)!r}")
-        if self.on_bad_sample not in ("raise", "skip") and not callable(self.on_bad_sample):
+        check_functions(transform=self.transform, collate=self.collate)
+        if not callable(self.on_bad_sample):
+            check_choice("on_bad_sample", self.on_bad_sample, "raise", "skip", also="a function")
+        if self.output is not None:
+            check_choice("output", self.output, "torch", "numpy", also="None")
+        check_choice("decode", self.decode, "auto", "cpu", "gpu")
+        if self.cache is not None and not isinstance(self.cache, Cache):
             raise UsageError(
-                f'on_bad_sample must be "raise", "skip" or a function, got {self.on_bad_sample!r}'
+                f"cache must be a feedrate.Cache, got {self.cache!r}", hint='cache=feedrate.Cache(ram="auto")'
             )
-        if self.output not in (None, "torch", "numpy"):
-            raise UsageError(f'output must be "torch", "numpy" or None, got {self.output!r}')
-        if self.decode not in ("auto", "cpu", "gpu"):
-            raise UsageError(f'decode must be "auto", "cpu" or "gpu", got {self.decode!r}')
+        if isinstance(self.pack, Pack) and self.scratch is not None:
+            raise UsageError("scratch needs the pack's path or address, not an opened pack")
 
     @property
     def given_rank(self) -> tuple[int, int] | None:
@@ -272,29 +261,6 @@ def check_scratch(scratch: object) -> None:
         return
     instead = "leave it out" if scratch is False else 'write scratch="auto" to let one be found'
     raise UsageError(f'scratch must be a folder on a local disk, or "auto", got {scratch!r}: {instead}')
-
-
-def check_no_others(others: Mapping[str, object], known: Iterable[str]) -> None:
-    """Raise a UsageError for the first option that a loader does not have: what to write instead."""
-    for name in others:
-        instead = _OTHER_WORDS.get(name)
-        if instead is None:
-            near = difflib.get_close_matches(name, known, n=1)
-            instead = f"did you mean {near[0]}=?" if near else f"there are {', '.join(known)}"
-        raise UsageError(f"Loader has no option {name}: {instead}")
-
-
-def check_whole(name: str, value: object, *, least: int, optional: bool = False) -> None:
-    if optional and value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise UsageError(f"{name} must be a whole number, got {value!r}")
-    if not least <= value < 2**63:
-        raise UsageError(
-            f"{name} must be at least {least}, got {value}"
-            if value < least
-            else f"{name} is too large: {value}"
-        )
 
 
 def check_image(image: object, flip: object, mode: object = "RGB") -> None:

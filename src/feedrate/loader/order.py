@@ -2,13 +2,8 @@
 """Which samples, in which order: a pure function of (seed, epoch, kind), computed and never stored.
 
 An epoch has `length` slots; an order says which sample stands in which slot. Which rank takes which slot is
-ranks.py's business, so the global order cannot depend on the number of ranks.
-
-Which samples a split holds: a share of all, or a part that 'feedrate split' stored in the pack.
-
-Choose the order that the options ask for; read the labels where weights need them.
-
-The saved state of a loader: a few numbers and words, and what must agree when it is loaded again.
+ranks.py's business, so the global order cannot depend on the number of ranks. A split says which samples an
+order is over; a saved state, where in an epoch a loader stands, and what must agree when it is loaded again.
 """
 
 from __future__ import annotations
@@ -23,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.draws import F64, GROUP, I64, Purpose, draw_uniforms, make_key, mix_array, order_shards, permute
+from feedrate.arrays import F64, I64
+from feedrate.draws import GROUP, Purpose, draw_uniforms, make_key, mix_array, order_shards, permute
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import Manifest
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64 as Positions
 from feedrate.loader.options import Options, find_label
 from feedrate.units import shell_quote
 
@@ -320,7 +315,7 @@ def find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
     return Members(split, chosen.astype(np.int32) if len(pack) < 2**31 else chosen)
 
 
-def members(split: Split) -> Positions:
+def members(split: Split) -> I64:
     """Return the positions of all samples of a split."""
     return split.positions(np.arange(len(split), dtype=np.int64))
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each stage of a loader did and how long it took; `Loader.stats()` reads it.
-
-Threads that make batches ahead of the consumer, and hand them over in order.
+"""Threads that make batches ahead of the consumer, and hand them over in order; what each stage took.
 
 A step:  WAITING --a maker, when fewer than `prefetch` steps are ahead--> MAKING
                  --that maker--> READY --the consumer--> TAKEN
@@ -34,22 +32,18 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from feedrate.kernel import DecodeReport
 from feedrate.loader.results import LoaderStats, StageStats
 
 STAGES = (
-    "order",
-    "fetch",
-    "index",
-    "read and decode",
-    "other fields",
-    "transform",
-    "collate",
-    "finish",
+    "order", "fetch", "index", "read and decode", "other fields", "transform", "collate", "finish",
     "transfer",
-)
+)  # fmt: skip
+COUNTS = (
+    "batches", "samples", "bad_samples", "empty_batches", "left_out", "bytes_read", "by_pillow", "by_gpu",
+)  # fmt: skip
 
 
 class Meter:
@@ -95,7 +89,7 @@ class Meter:
             return self._waited_s["consumer"], self._waited_s["makers for the device"]
 
     def count(self, **counts: int) -> None:
-        """Add to `batches`, `samples`, `bad_samples`, `empty_batches`, `left_out`, `bytes_read`."""
+        """Add to some of `COUNTS`."""
         with self._lock:
             self._counts.update(counts)
 
@@ -115,19 +109,13 @@ class Meter:
     def read(self) -> LoaderStats:
         with self._lock:
             stages = tuple(StageStats(name, self._batches[name], self._busy_s[name]) for name in STAGES)
+            counts: dict[str, Any] = {name: self._counts[name] for name in COUNTS}
             return LoaderStats(
                 stages=stages,
-                batches=self._counts["batches"],
-                samples=self._counts["samples"],
-                bad_samples=self._counts["bad_samples"],
-                left_out=self._counts["left_out"],
-                bytes_read=self._counts["bytes_read"],
-                by_pillow=self._counts["by_pillow"],
+                **counts,
                 pillow_reasons=dict(self._pillow_reasons),
                 consumer_waited_s=self._waited_s["consumer"],
                 makers_waited_s=self._waited_s["makers"] + self._waited_s["makers for the device"],
-                empty_batches=self._counts["empty_batches"],
-                by_gpu=self._counts["by_gpu"],
                 cpu_reasons=dict(self._cpu_reasons),
             )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from feedrate.draws import I64
+from feedrate.arrays import I64
 from feedrate.errors import UsageError
 
 Rank = tuple[int, int]  # this process, and how many there are

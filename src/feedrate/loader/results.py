@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader tells of itself.
-
-What `cached` and `feedrate warm` tell of themselves.
-"""
+"""What a loader, `cached` and `feedrate warm` tell of themselves."""
 
 from __future__ import annotations
 

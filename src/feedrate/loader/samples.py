@@ -4,7 +4,7 @@
 Files are read in place: their entry points, which a pack keeps in its index, go into a temporary file. Or
 they are held in memory, one behind the other as in a pack, so that no storage is measured with them.
 
-Are these Pillow's pixels? The reference as torchvision's users have it, and how far others are from it.
+And are these Pillow's pixels? The reference as torchvision's users have it, and how far others are from it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I64, U8
 from feedrate.errors import PackError, StorageError
 from feedrate.filters import BILINEAR
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack, Rows
-from feedrate.kernel import I64, U8, DecodeReport, Ranges
+from feedrate.kernel import DecodeReport, Ranges
 from feedrate.kernel.pillow import Box
 from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_pixels
 from feedrate.loader.image import RandomResizedCrop
@@ -152,8 +153,8 @@ def open_files(
 
         def decode(chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None) -> DecodeReport:
             return kernel.decode_batch(
-                files, take_ranges(images, chosen), out, boxes=geometry.boxes, flips=geometry.flips,
-                filters=geometry.filter_each(), entries=take_ranges(places, chosen), pool=pool,
+                files, images.take(chosen), out, boxes=geometry.boxes, flips=geometry.flips,
+                filters=geometry.filter_each(), entries=places.take(chosen), pool=pool,
             )  # fmt: skip
 
         try:
@@ -204,11 +205,6 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
 
     files, images, _ = pack.find_values(IMAGE.name, rows, positions)
     yield Samples(names, rows, files, images, decode)
-
-
-def take_ranges(ranges: Ranges, chosen: I64) -> Ranges:
-    crc = None if ranges.crc32c is None else ranges.crc32c[chosen]
-    return Ranges(ranges.file[chosen], ranges.offset[chosen], ranges.length[chosen], crc)
 
 
 def _ask_pillow(data: bytes) -> tuple[int, int] | None:

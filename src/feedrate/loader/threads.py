@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads decode where `Loader` was not told: `ThreadController`, asked when a batch is taken.
+"""How many threads decode, and how much of each batch the GPU, where `Loader` was not told.
 
-It looks at windows of some seconds, at who waited in them:
+`ThreadController` is asked when a batch is taken. It looks at windows of some seconds, at who waited in them:
 
 ```
 the loop, for a batch              supply-bound   more threads, at once
@@ -17,12 +17,8 @@ rate changes by itself, because another job came or went, all that is forgotten.
 
     STEADY --two loop-bound windows, or one supply-bound--> TRIAL --at most two windows--> STEADY
 
-Where the GPU may decode a part of each batch, `loader/threads.py` decides by the same windows how much:
-one of the two changes at a time, and there are all threads while the GPU decodes anything.
-
-How much of each batch the GPU decodes with `decode="auto"`: `ShareController`.
-
-It is told of the windows that `loader/threads.py` looks at, and of who waited in them:
+Where the GPU may decode a part of each batch, `ShareController` decides by the same windows how much: one of
+the two changes at a time, and there are all threads while the GPU decodes anything.
 
 ```
 the loop, for a batch    more on the GPU, as soon as there are no more threads to add: as much as the time
@@ -283,11 +279,6 @@ SAVED = 0.8
 _NONE, _NEVER = -1, PARTS + 1
 
 
-class _Trial(NamedTuple):
-    origin: int
-    before: Window
-
-
 class ShareController:
     """Holds the share, and changes it; belongs to the thread that takes the batches.
 
@@ -299,7 +290,7 @@ class ShareController:
         self.changes = 0
         self._clock, self._most_cpu_s = clock, math.inf
         self._parts, self._most = 0, PARTS
-        self._trial: _Trial | None = None
+        self._trial: Trial | None = None
         self._is_rising = False  # more was just tried, and gave clearly more
         self._cpu_s: dict[int, float] = {}  # of a batch, when it was last seen with so many parts on the GPU
         self.forget()
@@ -356,7 +347,7 @@ class ShareController:
             parts = self._choose_less()
         if parts == self._parts:
             return False
-        self._trial = _Trial(self._parts, mean_window(windows))
+        self._trial = Trial(self._parts, mean_window(windows))
         self._move(parts)
         return True
 
@@ -383,7 +374,7 @@ class ShareController:
         slope = (self._cpu_s[most] - self._cpu_s[least]) / (most - least)
         return self._cpu_s[least] + slope * (parts - least)
 
-    def _judge(self, trial: _Trial, windows: list[Window]) -> bool:
+    def _judge(self, trial: Trial, windows: list[Window]) -> bool:
         """Keep the share that is tried, or go back; return whether it is kept."""
         seen, before = mean_window(windows), trial.before
         gain = seen.rate / before.rate - 1

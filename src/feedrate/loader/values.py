@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of a sample that are not pixels: numbers, arrays, text, JSON, bytes and boxes.
 
-From numpy to what the user trains with, without a copy; and collating samples that a transform made.
+And what becomes of all fields: tensors without a copy, and batches of samples that a transform made.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import F32, I32, I64, U8
 from feedrate.errors import MissingExtra
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.format.raw import read_npy
-from feedrate.kernel import I64, U8, Status
-from feedrate.loader.image import I32, Size
+from feedrate.kernel import Status
+from feedrate.loader.arguments import Size
 from feedrate.loader.options import Output
 
 STATUS_WORDS = {
@@ -120,7 +121,7 @@ def _stack_arrays(wanted: Field, buffer: U8, starts: I64) -> npt.NDArray[Any] | 
     return values.reshape(len(lengths), *wanted.shape)
 
 
-def _parse_boxes(data: bytes) -> npt.NDArray[np.float32]:
+def _parse_boxes(data: bytes) -> F32:
     boxes = read_npy(data).astype(np.float32)
     if boxes.ndim != 2 or boxes.shape[1] < 4:
         raise ValueError(f"a table of shape {boxes.shape}; rows of left, top, right, bottom are needed")
@@ -136,7 +137,7 @@ _PARSERS: dict[Kind, Callable[[bytes], Any]] = {
 }
 
 
-def move_boxes(boxes: npt.NDArray[np.float32], crop: I32, size: Size, flip: bool) -> npt.NDArray[np.float32]:
+def move_boxes(boxes: F32, crop: I32, size: Size, flip: bool) -> F32:
     """Return boxes as they lie on the cropped, resized, flipped image: clipped, without those left empty."""
     left, top, right, bottom = (float(edge) for edge in crop)
     height, width = size
@@ -146,7 +147,7 @@ def move_boxes(boxes: npt.NDArray[np.float32], crop: I32, size: Size, flip: bool
     if flip:
         moved[:, [0, 2]] = width - moved[:, [2, 0]]
     moved[:, :4] = np.clip(moved[:, :4], 0, np.array([width, height, width, height], np.float32))
-    left_over: npt.NDArray[np.float32] = moved[(moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])]
+    left_over: F32 = moved[(moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])]
     return left_over
 
 

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control groups above a process: where limits and counters of version 1 and 2 are found.
-
-How many cores may this process really use?
-
-Which cores are for one rank: its part of those that the ranks of a node share, near its GPU.
-"""
+"""How many cores this process may really use, and which: by affinity, control groups and ranks of a node."""
 
 from __future__ import annotations
 
@@ -55,36 +50,28 @@ class CpuThrottling(NamedTuple):
 def find_throttled_folder(proc: Path = PROC, root: Path = ROOT) -> Path | None:
     """Return the group, counted from the leaf, that has a CPU quota and counts how often it bites."""
     for version, folder in walk_groups("cpu", proc, root):
-        name = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
-        try:
-            text = (folder / name).read_text().split()[0]
-        except (OSError, IndexError):
-            continue
-        if text not in ("max", "-1") and read_throttling(folder) is not None:
+        if _read_quota(version, folder) is not None and read_throttling(folder) is not None:
             return folder
     return None
 
 
 def read_throttling(folder: Path) -> CpuThrottling | None:
-    values = read_numbers(folder / "cpu.stat", ("nr_throttled ", "throttled_usec ", "throttled_time "))
-    times = values.get("nr_throttled ")
+    times, microseconds, nanoseconds = read_numbers(
+        folder / "cpu.stat", ("nr_throttled", "throttled_usec", "throttled_time")
+    )
     if times is None:
         return None
-    microseconds = values.get("throttled_usec ", values.get("throttled_time ", 0) / 1000)
-    return CpuThrottling(times, microseconds / 1e6)
+    seconds = (nanoseconds or 0) / 1e9 if microseconds is None else microseconds / 1e6
+    return CpuThrottling(times, seconds)
 
 
-def read_numbers(path: Path, names: tuple[str, ...]) -> dict[str, int]:
+def read_numbers(path: Path, names: tuple[str, ...]) -> list[int | None]:
+    """Return the numbers behind some names in a file of lines "NAME NUMBER"; None: it has not this name."""
     try:
-        text = path.read_text()
-    except OSError:
-        return {}
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if f"{name} " in names:
-            found[f"{name} "] = int(value)
-    return found
+        pairs = dict(line.split(" ", 1) for line in path.read_text().splitlines())
+    except (OSError, ValueError):
+        return [None] * len(names)
+    return [int(pairs[name]) if name in pairs else None for name in names]
 
 
 def read_cpuset() -> frozenset[int]:
@@ -110,23 +97,15 @@ def measure_usable_cores() -> float:
 def read_cpu_quota(proc: Path = PROC, root: Path = ROOT) -> float | None:
     """Return the cores that the tightest cgroup above this process grants; None when none limits it."""
     groups = walk_groups("cpu", proc, root)
-    quotas = [_read_v2(folder) if version == 2 else _read_v1(folder) for version, folder in groups]
+    quotas = [_read_quota(version, folder) for version, folder in groups]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _read_v2(folder: Path) -> float | None:
+def _read_quota(version: int, folder: Path) -> float | None:
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _read_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
+        quota, period = (int(word) for name in names for word in (folder / name).read_text().split())
+    except (OSError, ValueError):  # "max" is no number
         return None
     return None if quota <= 0 else quota / period
 

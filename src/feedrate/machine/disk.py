@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast is a scratch folder?
-
-How much can still be written to a folder?
-
-Which file system and which disk lie under a path, and where is there scratch space?
-"""
+"""Which file system and disk lie under a path, what room and speed they have, and where there is scratch."""
 
 from __future__ import annotations
 

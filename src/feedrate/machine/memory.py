@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory may this process use, and how much does a tree of processes use?
-
-Which share of some files lies in the page cache? Asked without loading them.
-"""
+"""How much memory this process may use, how much processes use, and what lies in the page cache."""
 
 from __future__ import annotations
 
@@ -19,6 +16,13 @@ from feedrate.errors import need
 from feedrate.machine.cpu import PROC, ROOT, read_numbers, walk_groups
 
 NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
+
+
+_STATS = {
+    1: ("total_inactive_file", "total_active_file", "total_dirty", "total_writeback", "total_cache",
+        "total_shmem"),
+    2: ("inactive_file", "active_file", "file_dirty", "file_writeback", "file", "shmem"),
+}  # fmt: skip
 
 
 class MemoryUse(NamedTuple):
@@ -52,24 +56,16 @@ class MemoryGroup(NamedTuple):
 
         Counted by the lists that it is reclaimed from: memory of /dev/shm and locked pages are on others.
         """
-        pages = (
-            ("inactive_file ", "active_file ")
-            if self.version == 2
-            else ("total_inactive_file ", "total_active_file ")
-        )
-        unwritten = (
-            ("file_dirty ", "file_writeback ") if self.version == 2 else ("total_dirty ", "total_writeback ")
-        )
-        found = read_numbers(self.folder / "memory.stat", (*pages, *unwritten))
-        droppable = sum(found.get(name, 0) for name in pages)
-        return droppable, min(droppable, sum(found.get(name, 0) for name in unwritten))
+        inactive, active, dirty, writeback, *_ = (number or 0 for number in self._read_stat())
+        return inactive + active, min(inactive + active, dirty + writeback)
 
     def _read_cache(self) -> int | None:
+        *_, cache, shared = self._read_stat()
         # Pages of /dev/shm count as "file" and as "cache" too, and cannot be given back.
-        names = ("file ", "shmem ") if self.version == 2 else ("total_cache ", "total_shmem ")
-        values = read_numbers(self.folder / "memory.stat", names)
-        cache, shared = values.get(names[0]), values.get(names[1])
         return None if cache is None else max(0, cache - (shared or 0))
+
+    def _read_stat(self) -> list[int | None]:
+        return read_numbers(self.folder / "memory.stat", _STATS[self.version])
 
 
 def find_limited_groups(proc: Path = PROC, root: Path = ROOT) -> list[MemoryGroup]:
@@ -77,24 +73,24 @@ def find_limited_groups(proc: Path = PROC, root: Path = ROOT) -> list[MemoryGrou
 
     A group above the tightest one may be shared with others, and be nearer to its limit.
     """
-    groups = []
-    for version, folder in walk_groups("memory", proc, root):
-        # Past memory.high a group is slowed down and its memory reclaimed: a limit too.
-        names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
-        limit = min(_read_limit(folder / name) for name in names)
-        if limit < NO_LIMIT_BYTES:
-            groups.append(MemoryGroup(version, folder, limit))
-    return groups
+    # Past memory.high a group is slowed down and its memory reclaimed: a limit too.
+    return _list_groups(proc, root, "memory.max", "memory.high")
 
 
 def find_memory_group(proc: Path = PROC, root: Path = ROOT) -> MemoryGroup | None:
     """Return the tightest memory limit above a process; None when nothing limits it."""
-    best: MemoryGroup | None = None
+    groups = _list_groups(proc, root, "memory.max")
+    return min(groups, key=lambda group: group.limit_bytes, default=None)
+
+
+def _list_groups(proc: Path, root: Path, *names: str) -> list[MemoryGroup]:
+    groups = []
     for version, folder in walk_groups("memory", proc, root):
-        limit = _read_limit(folder / ("memory.max" if version == 2 else "memory.limit_in_bytes"))
-        if limit < (NO_LIMIT_BYTES if best is None else best.limit_bytes):
-            best = MemoryGroup(version, folder, limit)
-    return best
+        files = names if version == 2 else ("memory.limit_in_bytes",)
+        limit = min(_read_limit(folder / name) for name in files)
+        if limit < NO_LIMIT_BYTES:
+            groups.append(MemoryGroup(version, folder, limit))
+    return groups
 
 
 def _read_limit(path: Path) -> int:

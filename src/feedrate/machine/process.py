@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc tells of single processes. Standard library only, and few calls: this is read twice a second.
+"""What /proc tells of single processes, and the counters of the whole machine; who wants a rate reads twice.
 
-Counters of the whole machine in /proc, as they stand; who wants a rate reads twice.
+Standard library only, and few calls: this is read twice a second.
 """
 
 from __future__ import annotations

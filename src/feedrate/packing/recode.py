@@ -29,15 +29,8 @@ if TYPE_CHECKING:
     from feedrate.packing.results import Recoded
 
 DEFAULT_QUALITY = 90
-RECODE_SETTINGS = (
-    "resize",
-    "max_side",
-    "raw",
-    "quality",
-    "encoded",
-    "normalise",
-    "keep_truncated",
-)  # of `Recode.settings`
+# Of `Recode.settings`.
+RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise", "keep_truncated")
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95

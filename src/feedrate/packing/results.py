@@ -1,17 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packing found out about a dataset: `quality.json` in a pack, and `feedrate quality`.
-
-What `append`, `add-column`, `split`, `merge`, and `index` of a pack that is there return.
-
-What `ls` returns.
-
-What `index` returns.
-
-What `unpack` returns.
-
-What `verify` returns.
-
-What `pack` returns.
+"""What commands return: `pack`, `index`, `append`, `add-column`, `split`, `merge`, `ls`, `warm`, `unpack`,
+`verify`, and `quality` (also `quality.json` in a pack).
 """
 
 from __future__ import annotations

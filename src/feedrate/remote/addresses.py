@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the files of a source lie: a folder of this machine, or whatever fsspec reaches by a URL.
+"""Where the files of a source are: a folder of this machine, or whatever fsspec reaches by a URL.
 
-Whether all requests for a file met the same version of it: a file that has no checksum tells nothing else.
-
-Every answer tells its version (ETag or time of change), and the store is asked once more at the end. Where it
-tells none, one answer is one version; what came in several is read twice.
+`FileVersion`: whether all requests for a file met the same version of it. Every answer tells its version
+(ETag or time of change), and the store is asked once more at the end. Where it tells none, one answer is one
+version; what came in several is read twice.
 """
 
 from __future__ import annotations
@@ -198,18 +197,14 @@ class Place:
                 yield from self._walk_remote(folder + b"/" + name if folder else name)
 
     def _placed(self, file: bytes, found: dict[str, Any], path: str) -> PlacedFile:
-        size_bytes, mtime_ns = self._size(found, path), find_mtime_ns(found)
-        # Other storages do not always tell the same in a listing as for one file.
-        version = found.get("ETag") or found.get("Last-Modified") or ""
-        return PlacedFile(file, size_bytes, mtime_ns, "" if mtime_ns else str(version))
-
-    def _size(self, found: dict[str, Any], path: str) -> int:
-        size_bytes = found.get("size")
-        if size_bytes is None:
+        if found.get("size") is None:
             raise SourceError(
                 f"the server does not say how large {path} is", hint="download it, then pack it from there"
             )
-        return int(size_bytes)
+        size_bytes, mtime_ns = int(found["size"]), find_mtime_ns(found)
+        # Other storages do not always tell the same in a listing as for one file.
+        version = found.get("ETag") or found.get("Last-Modified") or ""
+        return PlacedFile(file, size_bytes, mtime_ns, "" if mtime_ns else str(version))
 
 
 def split_source(source: str) -> tuple[str, bytes]:

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How one thread reads byte ranges of a place: each kind of storage in the way that is fast there.
+"""How a storage is asked for byte ranges: by coroutines where fsspec has them (HTTP, S3), else in threads.
 
-A reader is not shared by threads: paramiko's connections must not be, since they take each other's answers.
-
-How a storage is asked for byte ranges: by coroutines where fsspec has them (HTTP, S3), else in threads.
-
-A line keeps to its number of requests in flight and tries failed ones again; each thread has its own reader.
+A connection keeps to its number of requests in flight and tries failed ones again. Each thread has a reader
+of its own: paramiko's connections must not be shared, since they take each other's answers.
 """
 
 from __future__ import annotations
@@ -303,20 +300,8 @@ class SftpReader:
 THREADS = 16
 
 
-class Connection(Protocol):
-    """A way to a storage."""
-
-    in_flight: int
-
-    def ask(
-        self, file: bytes, offset: int, length: int, version: FileVersion | None = None
-    ) -> Future[bytes]: ...
-
-    def close(self) -> None: ...
-
-
-def open_connection(place: Place, in_flight: int, trouble: Outage) -> Connection:
-    """Return the line that suits a place."""
+def open_connection(place: Place, in_flight: int, trouble: Outage) -> AsyncConnection | ThreadConnection:
+    """Return the connection that suits a place."""
     if not place.is_remote:
         return ThreadConnection(lambda: LocalReader(place), min(THREADS, in_flight), place, trouble)
     stall_s = trouble.patience.stall_s
@@ -347,11 +332,7 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
 
         return {"get_client": make_session}
     if scheme in ("s3", "s3a"):
-        config = {
-            "max_pool_connections": in_flight,
-            "connect_timeout": stall_s,
-            "read_timeout": stall_s,
-        }
+        config = {"max_pool_connections": in_flight, "connect_timeout": stall_s, "read_timeout": stall_s}
         return {"config_kwargs": config}
     return {}
 

@@ -10,6 +10,7 @@ becomes of whole files, is the caller's business: `fetch` below brings a part of
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError
-from feedrate.files.atomic import explain_write_error
+from feedrate.files.atomic import write_all, writing
 from feedrate.remote.addresses import Changed, FileVersion, Place, explain
 from feedrate.remote.fetch import Piece, RangeReader
 
@@ -136,13 +136,6 @@ class Part:
     def _count(self, data: bytes) -> None:
         self.crc32c = kernel.crc32c(data, self.crc32c)
         self.size_bytes += len(data)
-
-
-def write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view, offset = view[written:], offset + written
 
 
 Read = Callable[[Incoming, int, int], "Future[bytes]"]
@@ -266,19 +259,11 @@ def fetch(
 
     version = FileVersion(place.address(file))
     wanted = Incoming(target.name, place, file, span.stop, version=version, first=span.start)
-    try:
-        part = Part(wanted, os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666))
-        copier = Copier(read, _FETCH_STREAMS, finish=finish, refuse=_raise, count=told)
-        try:
+    copier = Copier(read, _FETCH_STREAMS, finish=finish, refuse=_raise, count=told)
+    with contextlib.closing(reader), writing(target, len(span)):
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with contextlib.closing(Part(wanted, os.open(target, flags, 0o666))) as part:
             copier.run(copier.ask([part]))
-        finally:
-            part.close()
-    except OSError as error:
-        if isinstance(error, FeedrateError):
-            raise
-        raise explain_write_error(error, target, len(span)) from error
-    finally:
-        reader.close()
 
 
 def _raise(_: Incoming, error: Changed | None) -> None:

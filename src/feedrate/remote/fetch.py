@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte ranges from a place: neighbours in one request, many requests in flight, each tried again.
+"""Byte ranges of a place, and what was fetched as a file that the kernel reads.
 
-How a storage is asked is lines.py's business.
-
-A stretch of a file that lies elsewhere, brought into a file of this machine: at the same positions.
-
-Fetched bytes as a file that the kernel reads, and their way there.
-
-A delivery asks for the pieces that some batches need, joined into requests; what arrives is laid into the
-parcel; a batch waits for its own pieces alone. Nobody closes a parcel: it ends with the last who knows it.
+Neighbours are one request, many requests are in flight, each is tried again; how a storage is asked is the
+business of connections. A fetch asks for the pieces that some batches need; a batch waits for its own pieces
+alone. Nobody closes fetched bytes: they end with the last object that knows them.
 """
 
 from __future__ import annotations
@@ -25,12 +20,13 @@ from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from feedrate.errors import NotFound, PackError, StorageError
+from feedrate.files.atomic import write_all
 from feedrate.format.manifest import FILE_NAME, Manifest, parse_manifest
 from feedrate.remote.addresses import FileVersion, Place, PlacedFile
 from feedrate.remote.retry import EndsEarly, Outage, Retry, RetryPolicy
 
 if TYPE_CHECKING:
-    from feedrate.remote.connections import Connection
+    from feedrate.remote.connections import AsyncConnection, ThreadConnection
 
 # A request costs about a millisecond of processor time, in which a link of 1 Gbit/s brings 128 KB.
 GAP_BYTES = 128 << 10
@@ -84,7 +80,7 @@ class RangeReader:
         self.trouble = Outage(place.root, self.patience)
         self._in_flight = in_flight
         self._lock = threading.Lock()
-        self._line: Connection | None = None
+        self._line: AsyncConnection | ThreadConnection | None = None
         self._open: set[Future[bytes]] = set()
         self._closed, self._process = False, os.getpid()
         self.requests = 0
@@ -243,10 +239,7 @@ class FetchedBytes:
         """Write what a request brought of a piece."""
         start, stop = max(piece.offset, request.offset), min(piece.stop, request.stop)
         view = memoryview(data)[start - request.offset : stop - request.offset]
-        at = self.places[piece] + start - piece.offset
-        while view:
-            written = os.pwrite(self._fd, view, at)
-            view, at = view[written:], at + written
+        write_all(self._fd, view, self.places[piece] + start - piece.offset)
 
 
 def _remove(fd: int, path: str) -> None:
@@ -278,21 +271,17 @@ class PendingFetch:
     """The pieces that several batches need (one list each), on their way."""
 
     def __init__(self, supply: Supply, wants: Sequence[Sequence[Piece]]) -> None:
-        first: dict[Piece, int] = {}
+        users: dict[Piece, set[int]] = {}
         for batch, pieces in enumerate(wants):
             for piece in pieces:
-                first.setdefault(piece, batch)
-        self._pieces = sorted(first)
+                users.setdefault(piece, set()).add(batch)
+        self._pieces = sorted(users)
         self._longest = max((piece.length for piece in self._pieces), default=0)
         self.fetched = FetchedBytes(self._pieces)
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
         requests = supply.requests([piece for piece in self._pieces if piece.length])
-        users: dict[Piece, set[int]] = {}
-        for batch, pieces in enumerate(wants):
-            for piece in pieces:
-                users.setdefault(piece, set()).add(batch)
         inside = [self._pieces_in(request) for request in requests]
         batches = [set().union(*(users[p] for p in pieces)) for pieces in inside]
         self._left = [0] * len(wants)  # requests that each batch still waits for

@@ -28,19 +28,9 @@ from feedrate.format.fields import Kind
 from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, file_path
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.remote import sources
+from feedrate.remote import fetch, sources
 from feedrate.remote.addresses import Place, is_address, is_url
-from feedrate.remote.fetch import (
-    IN_FLIGHT,
-    FetchedBytes,
-    PendingFetch,
-    Piece,
-    RangeReader,
-    Supply,
-    coalesce,
-    fetch_manifest,
-    or_nothing,
-)
+from feedrate.remote.fetch import FetchedBytes, PendingFetch, Piece, RangeReader
 from feedrate.remote.index_files import IndexFolder, origin
 from feedrate.remote.results import FetchStats
 from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
@@ -87,12 +77,11 @@ class DamagedSamples:
 IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
 
-class CopySupply(Supply, Protocol):
+class CopySupply(fetch.Supply, Protocol):
     """Bytes from a copy that fills, for one fetch."""
 
     def is_needed(self, piece: Piece) -> bool:
         """Return whether a piece must be fetched: files that are whole are read where they are."""
-        ...
 
 
 class FillingCopy(Protocol):
@@ -141,10 +130,10 @@ class _Direct:
 
     def read(self, request: Piece) -> Future[bytes]:
         future = self._reader.read(request)
-        return future if request.file in self.shards else or_nothing(future)
+        return future if request.file in self.shards else fetch.or_nothing(future)
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        return coalesce(pieces)
+        return fetch.coalesce(pieces)
 
 
 class FetchedFiles(kernel.Files):
@@ -167,7 +156,7 @@ class RemotePack(Pack):
         source: str,
         open_copy: OpenCopy | None = None,
         patience: RetryPolicy | None = None,
-        in_flight: int = IN_FLIGHT,
+        in_flight: int = fetch.IN_FLIGHT,
         allow_addresses: tuple[str, ...] = (),
     ) -> None:
         self.source = source
@@ -209,7 +198,7 @@ class RemotePack(Pack):
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
         attempts = Retry(self.reader.trouble, address, OPENING)
         try:
-            return attempts.run(lambda: fetch_manifest(Place(self.source)))[1]
+            return attempts.run(lambda: fetch.fetch_manifest(Place(self.source)))[1]
         except NotFound:
             raise NotFound(
                 f"no pack at {self.source}: it has no {FILE_NAME}",

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, UsageError
 from feedrate.files.permissions import ROOT, find_distrust
+from feedrate.format.file_checks import check_change
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, parse_manifest
-from feedrate.format.pack import check_change
 from feedrate.remote.addresses import FileVersion, Place, is_address, is_url, split_source
 from feedrate.remote.fetch import IN_FLIGHT, Piece, RangeReader, find_patiently
 from feedrate.remote.index_files import origin
@@ -34,7 +34,7 @@ class MultiSourceReader(RangeReader):
     ) -> None:
         super().__init__(place, in_flight=in_flight, patience=patience)
         self._each_in_flight = in_flight
-        self._elsewhere: dict[str, RangeReader] = {}
+        self._others: dict[str, RangeReader] = {}
         self._known: dict[bytes, tuple[RangeReader, bytes]] = {}
         self._making = threading.Lock()
 
@@ -64,17 +64,17 @@ class MultiSourceReader(RangeReader):
     def readers(self) -> list[RangeReader]:
         """Return this and those of other places, each with its own counts."""
         with self._making:
-            return [self, *self._elsewhere.values()]
+            return [self, *self._others.values()]
 
     def _find(self, file: bytes) -> tuple[RangeReader, bytes]:
         known = self._known.get(file)
         if known is None:
             root, name = split_source(os.fsdecode(file))
             with self._making:
-                reader = self._elsewhere.get(root)
+                reader = self._others.get(root)
                 if reader is None:
                     reader = RangeReader(Place(root), in_flight=self._each_in_flight, patience=self.patience)
-                    self._elsewhere[root] = reader
+                    self._others[root] = reader
                     if self._closed:
                         reader.close()
             known = self._known[file] = (reader, name)
@@ -193,7 +193,7 @@ def _is_alone(info: os.stat_result) -> bool:
     return is_own and set(group.gr_mem) <= {owner.pw_name}
 
 
-def check_sizes(reach: MultiSourceReader, shards: Sequence[Shard]) -> None:
+def check_sizes(reader: MultiSourceReader, shards: Sequence[Shard]) -> None:
     """Ask some of the shards that lie elsewhere for their sizes: all would take long.
 
     Raises:
@@ -207,18 +207,18 @@ def check_sizes(reach: MultiSourceReader, shards: Sequence[Shard]) -> None:
     # A connection by SSH mixes up the answers of threads that share it.
     at_once = 1 if any(file.startswith((b"sftp:", b"ssh:")) for file in some) else len(some)
     with ThreadPoolExecutor(at_once) as threads:
-        for file, size_bytes in zip(some, threads.map(reach.measure, some), strict=True):
+        for file, size_bytes in zip(some, threads.map(reader.measure, some), strict=True):
             check_change(named[file], os.fsdecode(file), size_bytes)
 
 
-def describe_change(reach: MultiSourceReader, shard: Shard, offset: int, length: int, crc32c: int) -> str:
+def describe_change(reader: MultiSourceReader, shard: Shard, offset: int, length: int, crc32c: int) -> str:
     """Return what to add about a shard that is no longer what it was; "": it is, as far as these bytes go."""
     file = origin(shard)
-    place, name = reach.find(file)
+    place, name = reader.find(file)
     try:
-        is_same = reach.measure(file) == shard.size_bytes
+        is_same = reader.measure(file) == shard.size_bytes
         if is_same and length:
-            is_same = kernel.crc32c(reach.read(Piece(file, offset, length)).result()) == crc32c
+            is_same = kernel.crc32c(reader.read(Piece(file, offset, length)).result()) == crc32c
     except FeedrateError:
         return f"; {place.address(name)} cannot be found where it was indexed"
     if is_same:

@@ -20,9 +20,10 @@ from functools import partial
 
 from feedrate import kernel
 from feedrate.errors import SourceError, StorageError
+from feedrate.files.atomic import write_all
 from feedrate.remote import connections
 from feedrate.remote.addresses import Changed, Place, WholeFile, explain, is_url
-from feedrate.remote.copier import BLOCK_BYTES, Asked, Copier, Incoming, Part, write_all
+from feedrate.remote.copier import BLOCK_BYTES, Asked, Copier, Incoming, Part
 from feedrate.remote.retry import Outage, Retry, RetryPolicy
 from feedrate.units import format_seconds, shell_quote
 

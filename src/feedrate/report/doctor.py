@@ -314,10 +314,7 @@ def draw_full(diagnosis: Diagnosis, width: int = 80) -> str:
     )
     page.head("What each part could do")
     page.table(
-        (
-            one.title,
-            f"{words.rate(one.samples_per_s)} ({words.number(one.low)} to {words.number(one.high)})",
-        )
+        (one.title, f"{words.rate(one.samples_per_s)} ({words.number(one.low)} to {words.number(one.high)})")
         for one in diagnosis.rates
     )
     page.head("Busy lines of code")

@@ -47,10 +47,7 @@ def _figures(diagnosis: Diagnosis) -> str:
         return ""
     figures = (
         ("speed", words.rate(run.samples_per_s)),
-        (
-            "a step",
-            f"{words.seconds(run.seconds_per_step)}, {words.number(run.samples_per_step)} samples",
-        ),
+        ("a step", f"{words.seconds(run.seconds_per_step)}, {words.number(run.samples_per_step)} samples"),
         ("device idle, waiting", words.share(run.exposed_wait_share)),
         ("device", words.list_setting(run)[0]),
         ("workers, cores", ", ".join(words.list_setting(run)[1:])),

@@ -24,13 +24,7 @@ from feedrate.files.tree import opened_folder, read_small, walk
 from feedrate.remote.addresses import is_url
 from feedrate.scratch.contents import read_contents
 from feedrate.scratch.copy import MARKER
-from feedrate.scratch.eviction import (
-    Kept,
-    SourceUnseen,
-    evict,
-    is_leaving,
-    remove_unmade,
-)
+from feedrate.scratch.eviction import Kept, SourceUnseen, evict, is_leaving, remove_unmade
 from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
 from feedrate.scratch.listing import forget, list_caches, list_copies, list_leaving_caches, recall
 from feedrate.scratch.marker import Marker, find_node
@@ -126,9 +120,12 @@ class Clearing:
     def remove_caches(self, caches: Iterable[CacheInfo], why: str = "you asked for it") -> None:
         """Delete caches. They have no source that must be there: what they hold can be made anew."""
         for cache in caches:
-            objection = delete_cache(Path(cache.path), is_trial=self._is_trial)
-            verdict = Verdict(cache.path, "", cache.size_bytes, objection or why)
-            (self.result.kept if objection else self.result.removed).append(verdict)
+            self._delete_cache(cache, why)
+
+    def _delete_cache(self, cache: CacheInfo | Leftover, why: str) -> None:
+        objection = delete_cache(Path(cache.path), is_trial=self._is_trial)
+        verdict = Verdict(cache.path, "", cache.size_bytes, objection or why)
+        (self.result.kept if objection else self.result.removed).append(verdict)
 
     def remove_idle(self) -> None:
         """Delete copies that have expired, or that nobody finishes, and what killed processes left behind."""
@@ -204,9 +201,7 @@ class Clearing:
 
     def _remove_leftovers(self) -> None:
         for leftover in list_leaving_caches(self.scratch):
-            objection = delete_cache(Path(leftover.path), is_trial=self._is_trial)
-            verdict = Verdict(leftover.path, "", leftover.size_bytes, objection or leftover.what)
-            (self.result.kept if objection else self.result.removed).append(verdict)
+            self._delete_cache(leftover, leftover.what)
         for leftover in list_left_copies(self.scratch, self.now):
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
@@ -244,21 +239,18 @@ def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
 
 def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
     """Return what killed processes left of copies that they made or deleted."""
-    return [one for below in list_own_folders(scratch) for one in _list_left(scratch, below, now)]
-
-
-def _list_left(scratch: Path, below: Path, now: float) -> list[Leftover]:
     found: list[Leftover] = []
-    # Whoever has taken this user's name must not keep others' copies from being listed and deleted.
-    with contextlib.suppress(StorageError), opened_home(scratch, below) as home:
-        for name in sorted(os.listdir(home)) if home is not None else ():
-            what = "a copy that was being deleted" if is_leaving(name) else ""
-            with contextlib.suppress(OSError), opened_folder(name, home) as fd:
-                if is_temporary(name) and now - os.fstat(fd).st_mtime > _MAKING_S:
-                    what = "a copy that was being made"
-                if what:
-                    size_bytes = sum(info.st_size for _, info in walk(fd))
-                    found.append(Leftover(str(below / name), what, size_bytes))
+    for below in list_own_folders(scratch):
+        # Whoever has taken this user's name must not keep others' copies from being listed and deleted.
+        with contextlib.suppress(StorageError), opened_home(scratch, below) as home:
+            for name in sorted(os.listdir(home)) if home is not None else ():
+                what = "a copy that was being deleted" if is_leaving(name) else ""
+                with contextlib.suppress(OSError), opened_folder(name, home) as fd:
+                    if is_temporary(name) and now - os.fstat(fd).st_mtime > _MAKING_S:
+                        what = "a copy that was being made"
+                    if what:
+                        size_bytes = sum(info.st_size for _, info in walk(fd))
+                        found.append(Leftover(str(below / name), what, size_bytes))
     return found
 
 

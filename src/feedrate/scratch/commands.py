@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate scratch`: what lies on the scratch folders of this node and elsewhere, and away with it.
-
-`feedrate stage`: a source is brought to scratch, and held there while this process lives.
-
-`feedrate stage --nodes`: one copy on every node of a Slurm job, by one `feedrate stage` on each.
-"""
+"""`feedrate stage`, on one node or all of a Slurm job, and `feedrate scratch`: what is there, what may go."""
 
 from __future__ import annotations
 

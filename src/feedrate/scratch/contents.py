@@ -22,7 +22,6 @@ from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, Sto
 from feedrate.files.permissions import Readers
 from feedrate.files.tree import walk_paths
 from feedrate.format.containers import FILES
-from feedrate.format.folder import is_pack
 from feedrate.format.manifest import (
     FILE_NAME,
     ColumnPart,
@@ -30,6 +29,7 @@ from feedrate.format.manifest import (
     Manifest,
     Shard,
     dump_manifest,
+    is_pack,
 )
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.remote.fetch import fetch_manifest
@@ -75,6 +75,11 @@ class Contents:
                 root, name = posixpath.dirname(root.rstrip("/")), name.removeprefix("../")
         place = self._places.get(root) or self._places.setdefault(root, Place(root, asks_once=True))
         return place, os.fsencode(name)
+
+    def address(self, file: CopiedFile) -> str:
+        """Return what the user would call a file of the source."""
+        place, name = self.locate(file)
+        return place.address(name)
 
 
 def read_contents(

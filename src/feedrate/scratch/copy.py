@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folder of a copy is made of, and how it is made: aside, then renamed, so it is never half made.
-
-Copies on scratch: one per source and node, shared by all processes of a user, and with root's.
+"""Copies on scratch: one per source and node, shared by all processes of a user, and with root's.
 
     SCRATCH/feedrate-UID/NAME-DIGEST12/
         copy.json     the marker (marker.py); there before anything else is
@@ -9,12 +7,12 @@ Copies on scratch: one per source and node, shared by all processes of a user, a
                       fsynced, until then it is .NAME.part, which grows from its beginning
         gate          locked for a moment, to add a lease or to delete the copy
         writer        locked by the one process that copies now; others wait, and take over when it dies
-        leases/       a locked file per process that uses the copy (leases.py)
+        leases/       a locked file per process that uses the copy (lease.py)
         used          its time: when a lease was taken or given back last
 
 A copy is made aside and renamed, so its folder is never half made. Folders are believed only if they belong
 to this user or to root and nobody else may write to them: what lies there will be trained on. What is looked
-at is what is read: files are reached by the descriptor of the folder that was checked (homes.py).
+at is what is read: files are reached by the descriptor of the folder that was checked (folder.py).
 """
 
 from __future__ import annotations
@@ -36,34 +34,8 @@ from feedrate.files.permissions import ROOT, anchor, open_trusted
 from feedrate.remote.retry import log
 from feedrate.scratch.folder import make_user_folder, owner_of, user_folder
 from feedrate.scratch.lease import Lease, add_lease
-from feedrate.scratch.marker import (
-    BadMarker,
-    CopiedFile,
-    Marker,
-    check_marker,
-    describe_maker,
-    dump_marker,
-    find_node,
-    load_marker,
-)
+from feedrate.scratch.marker import BadMarker, Marker, check_marker, describe_maker, dump_marker, load_marker
 from feedrate.units import shell_quote
-
-__all__ = [
-    "DATA",
-    "GATE",
-    "LEASES",
-    "MARKER",
-    "USED",
-    "WRITER",
-    "CopiedFile",
-    "Copy",
-    "Lease",
-    "Lock",
-    "Marker",
-    "find_node",
-    "hold",
-    "part_name",
-]
 
 MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer", "leases", "used"
 

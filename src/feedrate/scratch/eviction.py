@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from feedrate.files.atomic import is_temporary
@@ -31,7 +31,7 @@ from feedrate.remote.addresses import is_url
 from feedrate.scratch.copy import DATA, GATE, LEASES, MARKER, USED, WRITER
 from feedrate.scratch.lease import live_leases
 from feedrate.scratch.marker import BadMarker, CopiedFile, Marker, load_marker
-from feedrate.scratch.source_check import Doubt, Sight, checksum_file, compare_bytes, stat_source
+from feedrate.scratch.source_check import NotAsCopied, Sight, checksum_file, compare_bytes, stat_source
 
 _LEAVING = re.compile(r"\.gone-(?P<name>.+)-[0-9]+-[0-9a-f]{8}")
 
@@ -75,10 +75,16 @@ def evict(
         Kept: it must stay.
         Gone: it is not there any more.
     """
+    with _opened(home_fd, name) as fd:
+        _evict(home_fd, name, fd, sources, instead, even_if_the_source_is_gone, is_trial)
+
+
+@contextlib.contextmanager
+def _opened(home_fd: int, name: str) -> Iterator[int]:
+    """Yield the folder of a copy; what its disk raises in the block is why it stays, or that it is gone."""
     try:
         with opened_folder(name, home_fd) as fd:
-            is_blind = even_if_the_source_is_gone
-            _evict(home_fd, name, fd, sources, instead, is_blind=is_blind, is_trial=is_trial)
+            yield fd
     except FileNotFoundError:
         raise Gone from None
     except OSError as error:
@@ -91,7 +97,6 @@ def _evict(
     fd: int,
     sources: Collection[str],
     instead: Marker | None,
-    *,
     is_blind: bool,
     is_trial: bool,
 ) -> None:
@@ -139,13 +144,8 @@ def remove_unmade(home_fd: int, name: str) -> None:
         Kept: it holds something, or cannot be deleted.
         Gone: it is not there any more.
     """
-    try:
-        with opened_folder(name, home_fd) as fd:
-            _delete_rest(home_fd, name, fd)
-    except FileNotFoundError:
-        raise Gone from None
-    except OSError as error:
-        raise Kept(f"it cannot be deleted: {error.strerror or error}") from error
+    with _opened(home_fd, name) as fd:
+        _delete_rest(home_fd, name, fd)
 
 
 def _read_marker(fd: int) -> bytes:
@@ -192,8 +192,8 @@ def _look(
     try:
         seen = stat_source(marker)
         compare_bytes(marker, seen, folder / DATA, ours, read)
-    except Doubt as doubt:
-        raise SourceUnseen(str(doubt)) from None
+    except NotAsCopied as error:
+        raise SourceUnseen(str(error)) from None
     return seen
 
 

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a user's copies on scratch, and whom to trust there: what lies there will be trained on.
+"""Which folder of this node is scratch, is there room, and where in it are a user's copies?
 
-It is SCRATCH/feedrate-UID, directly in scratch: in a folder between the two, its owner could put something
-else in the place of others' copies. It is opened once and looked at by its descriptor, and what is below it
-is reached by that descriptor: whoever can rename folders above it changes nothing of what is read.
-
-Which folder of this node is scratch, and is there room? Refuses before anything is written.
+They are in SCRATCH/feedrate-UID, directly in scratch: in a folder between the two, its owner could put
+something else in the place of others' copies. It is opened once and looked at by its descriptor, and what is
+below it is reached by that descriptor: whoever can rename folders above it changes nothing of what is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, NotFound, StorageError, suggest_path
-from feedrate.files.atomic import explain_write_error
+from feedrate.files.atomic import writing
 from feedrate.files.lock import Gone
 from feedrate.files.permissions import open_trusted
 from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, measure_room, try_to_reserve
@@ -59,22 +58,19 @@ def make_user_folder(scratch: Path, *, is_public: bool) -> int:
         StorageError: it cannot be made, or the name is taken by somebody else.
     """
     folder = scratch / user_folder()
-    try:
+    with writing(folder), contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise explain_write_error(error, folder) from error
     try:
         fd = open_trusted(folder)
     except Gone:
         raise StorageError(f"{folder} was deleted just when it was made", hint="try again") from None
     try:
-        if is_public and stat.S_IMODE(os.fstat(fd).st_mode) & 0o055 != 0o055:
-            os.fchmod(fd, 0o755)
-    except OSError as error:
+        with writing(folder):
+            if is_public and stat.S_IMODE(os.fstat(fd).st_mode) & 0o055 != 0o055:
+                os.fchmod(fd, 0o755)
+    except BaseException:
         os.close(fd)
-        raise explain_write_error(error, folder) from error
+        raise
     return fd
 
 
@@ -193,27 +189,27 @@ def check_room(scratch: Scratch, size_bytes: int, files: int) -> None:
     spare = min(_SPARE_BYTES, room.free_bytes // 50)
     needed = f"the copy needs {format_bytes(size_bytes)} on {path}"
     if size_bytes > room.free_bytes - spare:
-        raise _refuse(f"{needed}, which has {format_bytes(room.free_bytes)} free")
+        raise _no_room(f"{needed}, which has {format_bytes(room.free_bytes)} free")
     if room.free_files is not None and files > room.free_files:
-        raise _refuse(
+        raise _no_room(
             f"the copy needs {format_count(files, 'file')} on {path}, which takes {room.free_files:,} more",
             hint="pack them into a few: feedrate pack SOURCE PACK; then stage that",
         )
     if scratch.is_memory:
         limit = count_usable_memory_bytes()
         if size_bytes > limit // 2:
-            raise _refuse(f"{needed}, which is memory, and this job may use {format_bytes(limit)} in all")
+            raise _no_room(f"{needed}, which is memory, and this job may use {format_bytes(limit)} in all")
         return
     try:
         refusal = try_to_reserve(path, size_bytes)
     except OSError as error:
         raise StorageError(f"cannot write to {path}: {error.strerror}") from error
     if refusal is not None and refusal.errno == errno.EDQUOT:
-        raise _refuse(f"{needed}, and your quota there does not allow it")
+        raise _no_room(f"{needed}, and your quota there does not allow it")
     if refusal is not None and refusal.errno == errno.ENOSPC:
-        raise _refuse(f"{needed}, and so much cannot be had there")
+        raise _no_room(f"{needed}, and so much cannot be had there")
 
 
-def _refuse(message: str, hint: str = "") -> FeedrateError:
+def _no_room(message: str, hint: str = "") -> FeedrateError:
     make_room = "make room (feedrate scratch ls, feedrate scratch gc), or name another folder: --scratch DIR"
     return StorageError(message, hint=hint or make_room)

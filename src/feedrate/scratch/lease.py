@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locks that die with their process, and leases: a copy is in use as long as somebody holds one.
+"""Leases: a copy is in use as long as some process holds one.
 
 A lease is a file that its process holds locked: it lives while the lock is held, whatever the clock says, and
 ends however the process ends. A lease is added, and a copy is deleted, only under the copy's gate.
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from feedrate.files.lock import LOOK, is_locked, lock_fd
 from feedrate.scratch.marker import describe_maker
@@ -52,9 +51,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies on scratch: which copies, whose, how much of each is there, and who uses it.
+"""What is on scratch: copies and caches, how much of each is there, who uses them; what was staged where.
 
-What one has staged on which node: one small file per copy in the home folder, which all nodes see.
-
-A memory aid and nothing more: no copy is deleted because of what stands here, and a home folder that is full
-or read-only stops nobody. One file per copy, written whole: nodes that write at the same time need no lock,
-which home folders on NFS often do not have.
-
-The caches that `cached(..., key=...)` keeps on a scratch folder, for who looks at it and clears it.
+The registry of what a user has staged on which node is one small file per copy in the home folder, which all
+nodes see. A memory aid and nothing more: no copy is deleted because of it, and a home folder that is full or
+read-only stops nobody. Each file is written whole: nodes that write at the same time need no lock, which home
+folders on NFS often do not have.
 """
 
 from __future__ import annotations

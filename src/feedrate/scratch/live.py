@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes while a pack flows to scratch: from there as far as it has come, else from the source.
+"""Train while staging: a pack flows to scratch in the order of the first epoch, and is read on its way.
 
-Fill a copy on scratch, several files side by side; each grows from its beginning and lands when whole.
-
-Train while staging: a pack flows to scratch in the order of the first epoch, and is read on its way.
-
-    JOINED --nobody copies, and the copy is not complete--> WRITING --all has landed--> DONE
+    JOINED --no process copies, and the copy is not complete--> WRITING --all has landed--> DONE
                      WRITING --no room, copy gone--> DONE (what is missing is read from the source)
 
 One thread does it. All processes of a node share a copy: one writes, the others see its files grow, and take
@@ -23,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,25 +41,13 @@ from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 SOON_BYTES = 64 << 20
 
 
-class Copied(Protocol):
-    """The copy that bytes flow to."""
-
-    def available_bytes(self, file: bytes) -> tuple[str | None, int]: ...
-
-    def read_near(self, name: str, request: Piece) -> bytes | None: ...
-
-    def read_source(self, request: Piece) -> Future[bytes]: ...
-
-    def wait_for(self, name: str, request: Piece) -> Future[bytes]: ...
-
-
 class ScratchSupply:
-    """Bytes from the copy as far as it has come, else from the source. For one delivery."""
+    """Bytes from the copy as far as it has come, else from the source. For one fetch."""
 
     def __init__(
-        self, landing: Copied, on_their_way: frozenset[str], spoilt: frozenset[Piece], landed: set[bytes]
+        self, live: LiveCopy, on_their_way: frozenset[str], spoilt: frozenset[Piece], landed: set[bytes]
     ) -> None:
-        self._landing, self._on_their_way = landing, on_their_way
+        self._live, self._on_their_way = live, on_their_way
         self._spoilt, self._landed = spoilt, landed
         self._near: dict[Piece, str] = {}
         self._coming: dict[Piece, str] = {}
@@ -75,7 +58,7 @@ class ScratchSupply:
 
     def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
         files = {piece.file for piece in pieces}
-        there = {file: self._landing.available_bytes(file) for file in files}
+        there = {file: self._live.available_bytes(file) for file in files}
         near, coming, far = [], [], []
         for piece in pieces:
             name, there_bytes = there[piece.file]
@@ -93,14 +76,14 @@ class ScratchSupply:
 
     def read(self, request: Piece) -> Future[bytes]:
         if request in self._coming:
-            return self._landing.wait_for(self._coming[request], request)
+            return self._live.wait_for(self._coming[request], request)
         if request in self._near:
-            data = self._landing.read_near(self._near[request], request)
+            data = self._live.read_near(self._near[request], request)
             if data is not None:
                 future: Future[bytes] = Future()
                 future.set_result(data)
                 return future
-        return self._landing.read_source(request)
+        return self._live.read_source(request)
 
 
 # 48 MB on their way: enough for 1 GB/s at 50 ms; a slow line still lets something land every few seconds.
@@ -241,15 +224,15 @@ class LiveCopy:
             attempts = Retry(reader.trouble, source, OPENING)
             options = StagingOptions(allow_addresses=allow_addresses)
             staging = open_staging(source, scratch, options=options, attempts=attempts)
-            landing = cls(staging, manifest, reader)
+            live = cls(staging, manifest, reader)
         except FeedrateError as error:
             # A copy that cannot be used is no reason not to train: the source is there.
             if scratch != "auto" and not isinstance(error, BadMarker):
                 raise
             log.warning("%s is read without a copy on scratch: %s", source, error)
             return None
-        landing._thread.start()
-        return landing
+        live._thread.start()
+        return live
 
     def close(self) -> None:
         """Stop copying, and give the copy free. May be called twice."""

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the source of a copy there, all of it, with the sizes that it had? `sameness` looks at bytes.
-
-Is the source of a copy what was copied? Eviction asks right before it deletes.
+"""Is the source of a copy what was copied? Eviction asks right before it deletes.
 
 A file of this machine, or of a file server, counts as the same when its bytes were read and have the checksum
 that was taken when they were copied: a disk that rots changes neither size nor time. Behind an address, where
@@ -38,7 +36,7 @@ _FEW_FILES = 4
 _CACHES = ("simplecache", "filecache", "blockcache", "cached")
 
 
-class Doubt(Exception):
+class NotAsCopied(Exception):
     """Why a source may not be what was copied; a clause that ends a sentence."""
 
 
@@ -60,7 +58,7 @@ def stat_source(marker: Marker) -> Sight:
     """Return the facts of each of the source's files as they are now.
 
     Raises:
-        Doubt: one of them is gone, is no plain file, may not be read, or has another size.
+        NotAsCopied: one of them is gone, is no plain file, may not be read, or has another size.
     """
     contents, wanted = Contents(marker, {}), list_wanted(marker)
     by_place: dict[Place, list[CopiedFile]] = {}
@@ -73,8 +71,8 @@ def stat_source(marker: Marker) -> Sight:
         found |= zip((file.name for file in files), see(place, names), strict=True)
     for file in wanted:
         if found[file.name].size_bytes != file.size_bytes:
-            raise Doubt(
-                f"{name_source(contents, file)} has {found[file.name].size_bytes:,} bytes"
+            raise NotAsCopied(
+                f"{contents.address(file)} has {found[file.name].size_bytes:,} bytes"
                 f" and had {file.size_bytes:,} when it was copied"
             )
     return found
@@ -85,39 +83,29 @@ def list_wanted(marker: Marker) -> list[CopiedFile]:
     return [file for file in marker.files if file.source_name]
 
 
-def name_source(contents: Contents, file: CopiedFile) -> str:
-    """Return what the user would call a file of the source."""
-    place, name = contents.locate(file)
-    return place.address(name)
-
-
 def _see_local(place: Place, names: list[str]) -> list[Seen]:
     paths = [os.path.join(place.root, name) for name in names]
     # To hand a thread one question costs more than a local disk's answer: many at a time.
     groups = [paths[i : i + _GROUP] for i in range(0, len(paths), _GROUP)]
     with ThreadPoolExecutor(min(_AT_ONCE, len(groups))) as threads:
-        return [seen for group in threads.map(_see_files, groups) for seen in group]
-
-
-def _see_files(paths: list[str]) -> list[Seen]:
-    return [_see_file(path) for path in paths]
+        return [seen for group in threads.map(lambda g: [*map(_see_file, g)], groups) for seen in group]
 
 
 def _see_file(path: str) -> Seen:
     try:
         info = os.stat(path)
     except OSError as error:
-        raise Doubt(f"{path} is not there ({error.strerror})") from None
+        raise NotAsCopied(f"{path} is not there ({error.strerror})") from None
     if not stat.S_ISREG(info.st_mode):
-        raise Doubt(f"{path} is not a plain file")
+        raise NotAsCopied(f"{path} is not a plain file")
     if not os.access(path, os.R_OK):
-        raise Doubt(f"{path} may not be read")
+        raise NotAsCopied(f"{path} may not be read")
     return Seen(info.st_size, info.st_mtime_ns, info.st_dev, info.st_ino, info.st_ctime_ns)
 
 
 def _see_remote(place: Place, names: list[str]) -> list[Seen]:
     if place.root.split("::", 1)[0] in _CACHES:
-        raise Doubt(f"{place.root} is seen through a cache, which may show what is gone")
+        raise NotAsCopied(f"{place.root} is seen through a cache, which may show what is gone")
     try:
         place.forget_listings()
         listed: Mapping[str, Seen] = {}
@@ -128,7 +116,7 @@ def _see_remote(place: Place, names: list[str]) -> list[Seen]:
         with ThreadPoolExecutor(at_once) as threads:
             return list(threads.map(lambda name: listed.get(name) or _find(place, name), names))
     except FeedrateError as error:
-        raise Doubt(f"{place.root} was not seen: {error}") from error
+        raise NotAsCopied(f"{place.root} was not seen: {error}") from error
 
 
 def _list_folders(place: Place, folders: Iterable[str]) -> dict[str, Seen]:
@@ -146,7 +134,7 @@ def _list_folders(place: Place, folders: Iterable[str]) -> dict[str, Seen]:
 def _find(place: Place, name: str) -> Seen:
     file = place.find(os.fsencode(name), suggest=False)
     if file is None:
-        raise Doubt(f"{place.address(os.fsencode(name))} is not a plain file")
+        raise NotAsCopied(f"{place.address(os.fsencode(name))} is not a plain file")
     return Seen(file.size_bytes, file.mtime_ns)
 
 
@@ -156,11 +144,7 @@ _COMPARED_AT_ONCE = 8
 
 
 def compare_bytes(
-    marker: Marker,
-    seen: Sight,
-    data: Path,
-    ours: Collection[tuple[int, int]],
-    read: Sight | None = None,
+    marker: Marker, seen: Sight, data: Path, ours: Collection[tuple[int, int]], read: Sight | None = None
 ) -> None:
     """Compare what was seen with what was copied, the bytes too where they can be had.
 
@@ -170,14 +154,14 @@ def compare_bytes(
         read: what was seen when bytes were compared a moment ago: what is still so is not read again.
 
     Raises:
-        Doubt: a file of the source is the copy's own, or its bytes are others.
+        NotAsCopied: a file of the source is the copy's own, or its bytes are others.
     """
     contents = Contents(marker, {})
     has_pack_json = False
     for file in list_wanted(marker):
         now = seen[file.name]
         if now.inode and (now.device, now.inode) in ours:
-            raise Doubt(f"{name_source(contents, file)} is the copy itself")
+            raise NotAsCopied(f"{contents.address(file)} is the copy itself")
         if marker.kind == "pack" and file.source_name == FILE_NAME:
             has_pack_json = _is_same(contents, file, data / file.name)
     unvouched = _list_in_place(data) if has_pack_json else set()
@@ -188,29 +172,21 @@ def compare_bytes(
         has_times = now.mtime_ns and file.mtime_ns
         is_vouched_for = has_pack_json and file.name not in unvouched
         is_same = now.mtime_ns == file.mtime_ns if has_times else is_vouched_for
-        is_near = _is_near(contents, file)
-        if is_same and not (is_near and _is_held(data, file)):
+        place = contents.locate(file)[0]
+        # Reached by a path, not by an address.
+        is_near = not place.is_remote or place.root.startswith(("file:", "local:"))
+        has_bytes = (data / file.name).exists() or (data / part_name(file.name)).exists()
+        if is_same and not (is_near and has_bytes):  # the copy has nothing of it that could be lost
             continue
         has_checksum = file.crc32c is not None or (data / file.name).exists()
         if not is_same and not has_times and not has_checksum:
-            raise Doubt(f"{name_source(contents, file)} tells no time of change, and has no known checksum")
+            raise NotAsCopied(f"{contents.address(file)} tells no time of change, and has no known checksum")
         if not now.inode or read is None or read.get(file.name) != now:
             (near if is_near else far).append((file, is_same))
     _compare_bytes(contents, far, data)  # in this thread: not every connection can be shared
     with ThreadPoolExecutor(_COMPARED_AT_ONCE) as threads:
         for _ in threads.map(lambda group: _compare_bytes(contents, group, data), _group(near)):
             pass
-
-
-def _is_near(contents: Contents, file: CopiedFile) -> bool:
-    """Return whether a file is reached by a path, not by an address."""
-    place = contents.locate(file)[0]
-    return not place.is_remote or place.root.startswith(("file:", "local:"))
-
-
-def _is_held(data: Path, file: CopiedFile) -> bool:
-    """Return whether the copy has bytes of a file that could be lost."""
-    return (data / file.name).exists() or (data / part_name(file.name)).exists()
 
 
 def _group(files: Iterable[tuple[CopiedFile, bool]]) -> Iterator[list[tuple[CopiedFile, bool]]]:
@@ -236,11 +212,11 @@ def _compare_bytes(contents: Contents, group: Iterable[tuple[CopiedFile, bool]],
         if is_unknown or (expected is not None and _checksum(contents, file) == expected):
             continue
         if has_same_time:
-            raise Doubt(
-                f"{name_source(contents, file)} has other bytes than those that were copied, though its size"
+            raise NotAsCopied(
+                f"{contents.address(file)} has other bytes than those that were copied, though its size"
                 " and time of change are the same: it is damaged, and the copy may be the last good one"
             )
-        raise Doubt(f"{name_source(contents, file)} was changed after it was copied")
+        raise NotAsCopied(f"{contents.address(file)} was changed after it was copied")
 
 
 def checksum_file(path: Path) -> int:
@@ -253,7 +229,7 @@ def _list_in_place(data: Path) -> set[str]:
     try:
         manifest = parse_manifest((data / FILE_NAME).read_bytes())
     except (OSError, FeedrateError) as error:
-        raise Doubt(f"the copy's own {FILE_NAME} cannot be read: {error}") from error
+        raise NotAsCopied(f"the copy's own {FILE_NAME} cannot be read: {error}") from error
     return {os.path.join(shard.folder, shard.name) for shard in manifest.shards if shard.is_in_place}
 
 
@@ -268,8 +244,8 @@ def _is_same(contents: Contents, file: CopiedFile, landed: Path) -> bool:
         if place.read(name, 0, file.size_bytes) == ours:
             return True
     except (FeedrateError, OSError) as error:
-        raise Doubt(f"{name_source(contents, file)} cannot be read: {error}") from error
-    raise Doubt(f"{name_source(contents, file)} is not what was copied")
+        raise NotAsCopied(f"{contents.address(file)} cannot be read: {error}") from error
+    raise NotAsCopied(f"{contents.address(file)} is not what was copied")
 
 
 def _checksum(contents: Contents, file: CopiedFile) -> int:
@@ -278,7 +254,7 @@ def _checksum(contents: Contents, file: CopiedFile) -> int:
         with place.open(name) as stream:
             return _checksum_stream(stream, file.size_bytes)
     except (FeedrateError, OSError) as error:
-        raise Doubt(f"{name_source(contents, file)} cannot be read: {error}") from error
+        raise NotAsCopied(f"{contents.address(file)} cannot be read: {error}") from error
 
 
 def _checksum_stream(stream: BinaryIO, size_bytes: int) -> int:

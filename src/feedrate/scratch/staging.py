@@ -9,8 +9,6 @@
 
 `run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what
 is on its way stays, to be gone on with. Any other order of calls is harmless.
-
-Before anything is staged: source and scratch are looked at, room is made, and a lease is taken.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import explain_write_error, sync_folder
@@ -33,8 +30,9 @@ from feedrate.remote.retry import Retry
 from feedrate.remote.transfer import SMALL_BYTES, RateLimit, Stopped, Told, Transfer, choose_streams
 from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
-from feedrate.scratch.copy import DATA, Copy, Lease
+from feedrate.scratch.copy import DATA, Copy
 from feedrate.scratch.folder import Scratch, check_room, find_scratch, owner_of
+from feedrate.scratch.lease import Lease
 from feedrate.scratch.listing import remember_copy, survey
 from feedrate.scratch.source_check import checksum_file
 from feedrate.units import format_bytes
@@ -181,9 +179,7 @@ class Staging:
     def __enter__(self) -> Staging:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def detach(self) -> Lease:
@@ -392,7 +388,7 @@ def open_staging(
     contents = read_contents(source, attempts, options.allow_addresses)
     if not isinstance(scratch, Scratch):
         scratch = find_scratch(scratch, allow_network=options.allow_network)
-    _refuse_nesting(contents, scratch)
+    _check_nesting(contents, scratch)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
     is_mended = False
     while True:
@@ -407,7 +403,8 @@ def open_staging(
             lease = copy.lease()
         except Gone:
             continue  # deleted in between
-        if copy.is_ours and _is_longer(options.keep_s, copy.marker.keep_s):
+        kept_s = copy.marker.keep_s
+        if copy.is_ours and kept_s is not None and (options.keep_s is None or options.keep_s > kept_s):
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
         if copy.is_ours:
             remember_copy(copy, scratch.path)
@@ -446,11 +443,7 @@ def _make_room(scratch: Scratch, copy: Copy | None, size_bytes: int, say: Callab
         )
 
 
-def _is_longer(keep_s: float | None, than_s: float | None) -> bool:
-    return than_s is not None and (keep_s is None or keep_s > than_s)
-
-
-def _refuse_nesting(contents: Contents, scratch: Scratch) -> None:
+def _check_nesting(contents: Contents, scratch: Scratch) -> None:
     source = contents.marker.source
     if is_url(source):
         return

@@ -3,27 +3,31 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
-from feedrate.errors import FeedrateError, SourceError
-from feedrate.format.fields import Field, Kind
+from feedrate.errors import SourceError
+from feedrate.format.fields import Field
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.source import tar
 from feedrate.source import zip as zips
-from feedrate.source.detect import SourceKind, form_by_name
+from feedrate.source.detect import SourceKind, decompress, decompressing
 from feedrate.source.names import SPLIT_NAMES, Repeats, is_hidden
-from feedrate.source.record import ContainerValue, FileRange, Record, describe_others
-from feedrate.source.spool import Spool, SpooledReader
+from feedrate.source.record import (
+    ContainerValue,
+    FileRange,
+    Record,
+    Spool,
+    SpooledReader,
+    Value,
+    describe_others,
+    image_fields,
+)
 from feedrate.units import format_bytes, format_count, printable
 
 _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b".tar", b".zip")
@@ -31,8 +35,7 @@ _SUFFIXES = (b".tar.gz", b".tgz", b".tar.bz2", b".tbz2", b".tar.xz", b".txz", b"
 _AHEAD_BYTES = 256 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A plain file of an archive: its name there, and where its bytes are."""
 
     name: bytes
@@ -43,10 +46,9 @@ class Archive:
     """The plain files of one archive. `top` is put in front of their paths, to tell archives apart."""
 
     def __init__(
-        self, place: Place, file: PlacedFile, spool: Spool, top: bytes = b"", form: SourceKind | None = None
+        self, place: Place, file: PlacedFile, spool: Spool, kind: SourceKind, top: bytes = b""
     ) -> None:
-        self.place, self.file, self.spool, self.top = place, file, spool, top
-        self.form = form or form_by_name(file.path)
+        self.place, self.file, self.spool, self.kind, self.top = place, file, spool, kind, top
         self.address = place.address(file.path)
 
     def names(self) -> Iterator[bytes]:
@@ -71,9 +73,9 @@ class Archive:
             )
 
     def _read(self, *, with_values: bool) -> Iterator[Member]:
-        if self.form is SourceKind.COMPRESSED_TAR:
+        if self.kind is SourceKind.COMPRESSED_TAR:
             return self._read_compressed(with_values=with_values)
-        if self.form is SourceKind.TAR:
+        if self.kind is SourceKind.TAR:
             return self._read_tar()
         return self._read_zip(with_values=with_values)
 
@@ -85,22 +87,14 @@ class Archive:
                 yield Member(one.name, FileRange(path, one.size_bytes, file.path, one.offset, file.mtime_ns))
 
     def _read_compressed(self, *, with_values: bool) -> Iterator[Member]:
-        with self.place.open(self.file.path) as packed:
+        with self.place.open(self.file.path) as packed, decompressing(self.address):
             stream = _Unpacking(packed, self.address)
-            try:
-                for one in tar.read_members(cast(BinaryIO, stream), self.address):
-                    zips.check_bomb(self.address, one.offset + one.size_bytes, self.file.size_bytes)
-                    stream.begin(one, self.file.size_bytes)
-                    value: FileRange | ContainerValue = FileRange(
-                        self.top + one.name, one.size_bytes, self.file.path
-                    )
-                    if with_values and not is_hidden(one.name) and isinstance(value, FileRange):
-                        value = self._copy(cast(BinaryIO, stream), value)
-                    yield Member(one.name, value)
-            except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-                if isinstance(error, FeedrateError):
-                    raise
-                raise SourceError(f"{self.address} cannot be decompressed: {error}") from error
+            for one in tar.read_members(cast(BinaryIO, stream), self.address):
+                zips.check_bomb(self.address, one.offset + one.size_bytes, self.file.size_bytes)
+                stream.begin(one, self.file.size_bytes)
+                value = FileRange(self.top + one.name, one.size_bytes, self.file.path)
+                is_copied = with_values and not is_hidden(one.name)
+                yield Member(one.name, self._copy(cast(BinaryIO, stream), value) if is_copied else value)
 
     def _copy(self, stream: BinaryIO, value: FileRange) -> ContainerValue:
         left, start = value.size_bytes, self.spool.write(b"")
@@ -118,14 +112,13 @@ class Archive:
             for one in zips.read_members(stream, self.address, file.size_bytes):
                 path = self.top + one.name
                 # Elsewhere a look at a member's own header is a request: it waits until the member is read.
-                is_range = one.method == zips.STORED and not self.place.is_remote
+                value: FileRange | ContainerValue = ContainerValue(
+                    path, one.size_bytes, file.path, "zip", one.place(), file.mtime_ns
+                )
                 if with_values and not self.place.is_remote:
-                    offset = zips.locate_data(local, self.address, one, one.name)
-                value: FileRange | ContainerValue
-                if with_values and is_range:
-                    value = FileRange(path, one.size_bytes, file.path, offset, file.mtime_ns)
-                else:
-                    value = ContainerValue(path, one.size_bytes, file.path, "zip", one.place(), file.mtime_ns)
+                    offset = zips.locate_data(local, self.address, one)
+                    if one.method == zips.STORED:
+                        value = FileRange(path, one.size_bytes, file.path, offset, file.mtime_ns)
                 yield Member(one.name, value)
 
 
@@ -137,9 +130,8 @@ class ArchiveReader(SpooledReader):
     """
 
     def __init__(self, place: Place, archives: list[Archive], spool: Spool) -> None:
-        self.root = place.root
-        self.ignored: dict[str, int] = {}
-        self._place, self._archives, self._spool = place, archives, spool
+        super().__init__(place, [archive.file for archive in archives], spool)
+        self._archives = archives
         self._classes: set[str] = set()
 
     def _read(self) -> Iterator[Record | Rejection]:
@@ -147,25 +139,17 @@ class ArchiveReader(SpooledReader):
         depth = self._label_depth()
         for archive in self._archives:
             for member in archive.members():
-                if is_hidden(member.name):
+                if not _is_image(member.name, others):
                     continue
-                if not has_image_suffix(member.name):
-                    others[file_suffix(member.name)] += 1
-                    continue
-                name = archive.top + member.name
-                if depth is None:
-                    yield Record(name, {"image": member.value})
-                    continue
-                label = printable(member.name.split(b"/")[depth])
-                self._classes.add(label)
-                yield Record(name, {"image": member.value, "label": label})
+                values: dict[str, Value] = {"image": member.value}
+                if depth is not None:
+                    values["label"] = label = printable(member.name.split(b"/")[depth])
+                    self._classes.add(label)
+                yield Record(archive.top + member.name, values)
         self.ignored = dict(sorted(others.items()))
 
     def fields(self) -> tuple[Field, ...]:
-        image = Field("image", Kind.IMAGE)
-        if not self._classes:
-            return (image,)
-        return image, Field("label", Kind.NUMBER, dtype="int64", classes=tuple(sorted(self._classes)))
+        return image_fields(sorted(self._classes))
 
     def _label_depth(self) -> int | None:
         """Return which part of a name is the class: the first that differs; None: there are no classes."""
@@ -176,10 +160,7 @@ class ArchiveReader(SpooledReader):
         loose, images = b"", 0
         for archive in self._archives:
             for name in archive.names():
-                if is_hidden(name):
-                    continue
-                if not has_image_suffix(name):
-                    others[file_suffix(name)] += 1
+                if not _is_image(name, others):
                     continue
                 images += 1
                 *folders, _ = name.split(b"/", 2)
@@ -219,7 +200,8 @@ class _Unpacking:
     """A compressed tar as it comes out: ends in an error when a member grows as those of bombs do."""
 
     def __init__(self, packed: BinaryIO, address: str) -> None:
-        self._packed, self._stream, self._address = packed, _decompress(packed), address
+        self._packed, self._address = packed, address
+        self._stream = decompress(packed) or cast(BinaryIO, gzip.GzipFile(fileobj=packed))
         self._member: tar.TarMember | None = None
         self._began_bytes = self._began_packed_bytes = 0
 
@@ -248,14 +230,11 @@ class _Unpacking:
         return self._stream.tell()
 
 
-def _decompress(packed: BinaryIO) -> BinaryIO:
-    beginning = packed.read(2)
-    packed.seek(0)
-    if beginning == b"BZ":
-        return cast(BinaryIO, bz2.BZ2File(packed))
-    if beginning == b"\xfd7":
-        return cast(BinaryIO, lzma.LZMAFile(packed))
-    return cast(BinaryIO, gzip.GzipFile(fileobj=packed))
+def _is_image(name: bytes, others: Counter[str]) -> bool:
+    """Return whether a member is an image; what is neither that nor hidden is counted."""
+    if not has_image_suffix(name) and not is_hidden(name):
+        others[file_suffix(name)] += 1
+    return has_image_suffix(name) and not is_hidden(name)
 
 
 def strip_suffix(name: bytes) -> bytes:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which datasets of an HDF5 file are columns of one table, and what bytes a row of each becomes.
-
-HDF5 files: datasets of one length are the columns of a table, and a row of it is a sample.
-"""
+"""HDF5 files: datasets of one length are the columns of a table, and a row of it is a sample."""
 
 from __future__ import annotations
 
@@ -13,31 +10,126 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from feedrate.errors import MissingExtra, SourceError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Kind
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
-from feedrate.source.labels import NumberColumn
-from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
-from feedrate.source.record import ContainerValue, Record, Value
-from feedrate.source.spool import Spool, SpooledReader
-from feedrate.source.values import UnusableValue, dump_array
-from feedrate.units import printable
+from feedrate.source.columns import ColumnReader, Columns, find_word_labels
+from feedrate.source.names import image_suffix, is_mask_name, record_name
+from feedrate.source.record import ContainerValue, Record, Spool, Value
+from feedrate.source.values import dump_array
 
 _CLASS_NAMES = re.compile(r"class|label.*name|categor", re.IGNORECASE)
+_MOST_CLASSES = 100_000
+_BLOCK_ROWS = 4096
+_BLOCK_BYTES = 2**25
+_BLOCK_FILES = 16
+_CACHE_BYTES = 2**26  # of decompressed chunks, per dataset
+
+
+class Column(NamedTuple):
+    """What field a dataset makes, and how one of its rows becomes a value."""
+
+    kind: Kind
+    form: str  # "number", "text", "encoded", "pixels" or "array"
+
+
+class Hdf5Reader(ColumnReader):
+    """A sample per row of the datasets that are as long as the images are.
+
+    Raises, when iterated:
+        MissingExtra: h5py is not installed.
+        SourceError: the file is damaged, or holds nothing that looks like samples.
+    """
+
+    def __init__(self, place: Place, files: list[PlacedFile], spool: Spool, group: str = "") -> None:
+        super().__init__(place, files, spool)
+        self._group = group
+        self._datasets: dict[str, Column] = {}  # by their paths in the group
+
+    def _read(self) -> Iterator[Record | Rejection]:
+        others: Counter[str] = Counter()
+        self._datasets = {}
+        for file in self.files:
+            address = self._place.address(file.path)
+            with open_hdf5(self._place, file.path) as opened:
+                columns, passed_over, classes = find_columns(opened, self._group, address)
+                others.update(f"dataset {name}" for name in passed_over)
+                if not self._datasets:
+                    self._datasets = columns
+                    self._columns = Columns({name: column.kind for name, column in columns.items()})
+                    names = self._columns.names.items()
+                    self._columns.classes = {name: classes for name, field in names if field == "label"}
+                elif columns != self._datasets:
+                    raise SourceError(
+                        f"{address} holds other datasets than {self._place.address(self.files[0].path)}",
+                        hint="pack each by itself",
+                    )
+                yield from self._read_rows(opened, file, address)
+        self.ignored = dict(sorted(others.items()))
+
+    def _read_rows(self, opened: Any, file: PlacedFile, address: str) -> Iterator[Record | Rejection]:
+        datasets = {name: opened[self._group + name] for name in self._columns.names}
+        rows = len(next(iter(datasets.values())))
+        row_bytes = sum(_row_bytes(one) for one in datasets.values())
+        step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
+        if any(self._datasets[name].form == "encoded" for name in datasets):
+            step = min(step, _BLOCK_FILES)  # whose size nobody knows before they are read
+        likes = {name: _like(self._datasets[name], dataset) for name, dataset in datasets.items()}
+        # Rows are read while listing to know them, to know their size, or for good.
+        forms = ("number", "text", "encoded")
+        read = [name for name in datasets if self._datasets[name].form in forms or likes[name].is_dear]
+        for start in range(0, rows, step):
+            try:
+                block = {name: datasets[name][start : start + step] for name in read}
+            except (OSError, RuntimeError, ValueError, KeyError) as error:
+                raise SourceError(f"{address}: rows from {start:,} on cannot be read: {error}") from error
+            for row in range(start, min(rows, start + step)):
+                cells = {name: values[row - start] for name, values in block.items()}
+                yield self._read_row(file, row, cells, likes)
+
+    def _read_row(
+        self, file: PlacedFile, row: int, cells: dict[str, Any], likes: dict[str, _Like]
+    ) -> Record | Rejection:
+        def read(dataset: str, path: bytes) -> Value:
+            column, like = self._datasets[dataset], likes[dataset]
+            if column.kind is Kind.NUMBER:
+                return self._columns.numbers[dataset].add(_plain(cells[dataset]))
+            if column.form == "text":
+                return self._spool.keep(path + b".txt", dump_cell("text", cells[dataset]), file.mtime_ns)
+            size, suffix = like.size_bytes, like.suffix
+            if like.is_dear or column.form == "encoded":
+                data = dump_cell(column.form, cells[dataset])
+                size, suffix = len(data), suffix_of(column.kind, data)
+                if like.is_dear:
+                    return self._spool.add(path + suffix, data, file.mtime_ns)
+            place = (self._group + dataset, row, column.form)
+            return ContainerValue(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
+
+        return self._columns.read(record_name(file.path, row), read)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A dataset, and how one of its rows becomes a value."""
+class _Like:
+    """What all rows of a dataset have in common when they are given out."""
 
-    name: str  # its path in the file
-    kind: Kind
-    form: str  # "number", "text", "encoded", "pixels" or "array"
+    is_dear: bool
+    size_bytes: int = 0
+    suffix: bytes = b""
+
+
+def _like(column: Column, dataset: Any) -> _Like:
+    if column.form not in ("pixels", "array"):
+        return _Like(_is_dear(dataset))
+    data = dump_cell(column.form, np.zeros(dataset.shape[1:], dataset.dtype))
+    suffix = suffix_of(column.kind, data)
+    # Only PNG differs in size from row to row, and is at most a little larger than its pixels.
+    size_bytes = len(data) if suffix != b".png" else _row_bytes(dataset) * 101 // 100 + 65_536
+    return _Like(_is_dear(dataset), size_bytes, suffix)
 
 
 def find_columns(
@@ -68,7 +160,9 @@ def find_columns(
     columns = {
         name: column for name, one in datasets.items() if (column := _column_of(name, one)) is not None
     }
-    _use_words_as_label(columns)
+    kinds = {name: column.kind for name, column in columns.items()}
+    for name in find_word_labels(kinds, lambda name: name.rpartition("/")[2]):
+        columns[name] = Column(Kind.NUMBER, "number")
     lengths = defaultdict(list)
     for name in columns:
         lengths[len(datasets[name])].append(name)
@@ -113,21 +207,21 @@ def _column_of(name: str, dataset: Any) -> Column | None:
     looks_like_mask = is_mask_name(name.rpartition("/")[2])
     element = h5py.check_vlen_dtype(dtype)
     if h5py.check_string_dtype(dtype) is not None:
-        return Column(name, Kind.TEXT, "text") if dataset.ndim == 1 else None
+        return Column(Kind.TEXT, "text") if dataset.ndim == 1 else None
     if element is not None or dtype.kind == "V":
         if dataset.ndim > 1 or dtype.fields or (element is not None and np.dtype(element) != np.uint8):
             return None
         is_image = image_suffix(dump_cell("encoded", dataset[0])) is not None
         kind = Kind.BYTES if not is_image else Kind.MASK if looks_like_mask else Kind.IMAGE
-        return Column(name, kind, "encoded")
+        return Column(kind, "encoded")
     if dtype.kind not in "biuf":
         return None
     if dataset.ndim == 1 or dataset.shape[1:] == (1,):
-        return Column(name, Kind.NUMBER, "number")
+        return Column(Kind.NUMBER, "number")
     if dtype == np.uint8 and _has_image_shape(dataset.shape[1:]):
         is_mask = looks_like_mask and (dataset.ndim == 3 or 1 in dataset.shape[1:])
-        return Column(name, Kind.MASK if is_mask else Kind.IMAGE, "pixels")
-    return Column(name, Kind.ARRAY, "array")
+        return Column(Kind.MASK if is_mask else Kind.IMAGE, "pixels")
+    return Column(Kind.ARRAY, "array")
 
 
 def _has_image_shape(shape: tuple[int, ...]) -> bool:
@@ -136,26 +230,33 @@ def _has_image_shape(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and min(shape) > 1
 
 
-def _use_words_as_label(columns: dict[str, Column]) -> None:
-    """Without a number that is called label, a text of that name is the label."""
-    bases = {name: name.rpartition("/")[2] for name in columns}
-    if any(columns[name].kind is Kind.NUMBER and is_label_name(base) for name, base in bases.items()):
-        return
-    for name, base in bases.items():
-        if columns[name].form == "text" and is_label_name(base):
-            columns[name] = Column(name, Kind.NUMBER, "number")
-
-
 def _class_names(others: dict[str, Any]) -> tuple[str, ...] | None:
     import h5py
 
     for name, dataset in others.items():
         is_text = h5py.check_string_dtype(dataset.dtype) is not None and dataset.ndim == 1
-        if is_text and _CLASS_NAMES.search(name) and len(dataset) <= 100_000:
+        if is_text and _CLASS_NAMES.search(name) and len(dataset) <= _MOST_CLASSES:
             return tuple(
                 one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one) for one in dataset[:]
             )
     return None
+
+
+def open_hdf5(place: Place, file: bytes) -> Any:
+    """Open a file with h5py; it can be used in `with`."""
+    address = place.address(file)
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingExtra(
+            f"{address} is an HDF5 file, and h5py is not installed", hint="pip install 'feedrate[hdf5]'"
+        ) from error
+    try:
+        # A file of this machine is read by the library itself, which is quicker.
+        target = place.open(file) if place.is_remote else os.path.join(os.fsencode(place.root), file)
+        return h5py.File(target, "r", rdcc_nbytes=_CACHE_BYTES)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise SourceError(f"{address} cannot be read as HDF5: {error}") from error
 
 
 def dump_cell(form: str, cell: Any) -> bytes:
@@ -190,160 +291,6 @@ def _dump_pixels(pixels: np.ndarray) -> bytes:
     # The plainest of image files: a head and the pixels.
     head = b"P%d\n%d %d\n255\n" % (5 if pixels.ndim == 2 else 6, pixels.shape[1], pixels.shape[0])
     return head + np.ascontiguousarray(pixels).tobytes()
-
-
-_BLOCK_ROWS = 4096
-_BLOCK_BYTES = 2**25
-_BLOCK_FILES = 16
-_CACHE_BYTES = 2**26  # of decompressed chunks, per dataset
-
-
-class Hdf5Reader(SpooledReader):
-    """A sample per row of the datasets that are as long as the images are.
-
-    Raises, when iterated:
-        MissingExtra: h5py is not installed.
-        SourceError: the file is damaged, or holds nothing that looks like samples.
-    """
-
-    def __init__(self, place: Place, files: list[PlacedFile], spool: Spool, group: str = "") -> None:
-        self.root = place.root
-        self.ignored: dict[str, int] = {}
-        self._place, self._files, self._spool, self._group = place, files, spool, group
-        self._columns: dict[str, Column] = {}
-        self._names: dict[str, str] = {}
-        self._numbers: dict[str, NumberColumn] = {}
-
-    def _read(self) -> Iterator[Record | Rejection]:
-        others: Counter[str] = Counter()
-        self._columns = {}
-        for file in self._files:
-            address = self._place.address(file.path)
-            with open_hdf5(self._place, file.path) as opened:
-                columns, passed_over, classes = find_columns(opened, self._group, address)
-                others.update(f"dataset {name}" for name in passed_over)
-                if not self._columns:
-                    self._take(columns, classes)
-                elif columns != self._columns:
-                    raise SourceError(
-                        f"{address} holds other datasets than {self._place.address(self._files[0].path)}",
-                        hint="pack each by itself",
-                    )
-                yield from self._read_rows(opened, file, address)
-        self.ignored = dict(sorted(others.items()))
-
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(
-            self._numbers[name].field() if name in self._numbers else Field(field, self._columns[name].kind)
-            for name, field in self._names.items()
-        )
-
-    def _take(self, columns: dict[str, Column], classes: tuple[str, ...] | None) -> None:
-        names = name_fields({name: column.kind for name, column in columns.items()})
-        order = sorted(names, key=lambda name: (names[name] != "image", names[name] != "label"))
-        self._names = {name: names[name] for name in order}
-        self._columns = columns
-        self._numbers = {
-            name: NumberColumn(field, classes if field == "label" else None)
-            for name, field in self._names.items()
-            if columns[name].kind is Kind.NUMBER
-        }
-
-    def _read_rows(self, opened: Any, file: PlacedFile, address: str) -> Iterator[Record | Rejection]:
-        datasets = {name: opened[self._group + name] for name in self._names}
-        rows = len(next(iter(datasets.values())))
-        row_bytes = sum(_row_bytes(one) for one in datasets.values())
-        step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
-        if any(self._columns[name].form == "encoded" for name in self._names):
-            step = min(step, _BLOCK_FILES)  # whose size nobody knows before they are read
-        likes = {name: _like(self._columns[name], dataset) for name, dataset in datasets.items()}
-        for start in range(0, rows, step):
-            try:
-                block = {
-                    name: datasets[name][start : start + step]
-                    for name in self._names
-                    if self._is_read(datasets[name], name)
-                }
-            except (OSError, RuntimeError, ValueError, KeyError) as error:
-                raise SourceError(f"{address}: rows from {start:,} on cannot be read: {error}") from error
-            for row in range(start, min(rows, start + step)):
-                cells = {name: values[row - start] for name, values in block.items()}
-                yield self._read_row(file, row, cells, likes)
-
-    def _is_read(self, dataset: Any, name: str) -> bool:
-        """Return whether rows are read while listing: to know them, to know their size, or for good."""
-        return self._columns[name].form in ("number", "text", "encoded") or _is_dear(dataset)
-
-    def _read_row(
-        self, file: PlacedFile, row: int, cells: dict[str, Any], likes: dict[str, _Like]
-    ) -> Record | Rejection:
-        name = record_name(file.path, row)
-        values: dict[str, Value] = {}
-        field = ""
-        try:
-            for dataset, field in self._names.items():
-                column = self._columns[dataset]
-                path = name + (b"" if field == "image" else b"." + field.encode())
-                if column.kind is Kind.NUMBER:
-                    values[field] = self._numbers[dataset].add(_plain(cells[dataset]))
-                elif column.form == "text":
-                    values[field] = self._spool.keep(
-                        path + b".txt", dump_cell("text", cells[dataset]), file.mtime_ns
-                    )
-                elif likes[dataset].is_dear:
-                    data = dump_cell(column.form, cells[dataset])
-                    values[field] = self._spool.add(path + suffix_of(column.kind, data), data, file.mtime_ns)
-                else:
-                    values[field] = self._hold(file, row, column, path, cells.get(dataset), likes[dataset])
-        except (UnusableValue, ValueError) as error:
-            return Rejection(printable(name), field, str(error))
-        return Record(name, values)
-
-    def _hold(
-        self, file: PlacedFile, row: int, column: Column, path: bytes, cell: Any, like: _Like
-    ) -> ContainerValue:
-        size, suffix = like.size_bytes, like.suffix
-        if column.form == "encoded":
-            data = dump_cell("encoded", cell)
-            size, suffix = len(data), suffix_of(column.kind, data)
-        place = (self._group + column.name, row, column.form)
-        return ContainerValue(path + suffix, size, file.path, "hdf5", place, file.mtime_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Like:
-    """What all rows of a dataset have in common when they are given out."""
-
-    is_dear: bool
-    size_bytes: int = 0
-    suffix: bytes = b""
-
-
-def _like(column: Column, dataset: Any) -> _Like:
-    if column.form not in ("pixels", "array"):
-        return _Like(_is_dear(dataset))
-    data = dump_cell(column.form, np.zeros(dataset.shape[1:], dataset.dtype))
-    suffix = suffix_of(column.kind, data)
-    # Only PNG differs in size from row to row, and is at most a little larger than its pixels.
-    size_bytes = len(data) if suffix != b".png" else _row_bytes(dataset) * 101 // 100 + 65_536
-    return _Like(_is_dear(dataset), size_bytes, suffix)
-
-
-def open_hdf5(place: Place, file: bytes) -> Any:
-    """Open a file with h5py; it can be used in `with`."""
-    address = place.address(file)
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingExtra(
-            f"{address} is an HDF5 file, and h5py is not installed", hint="pip install 'feedrate[hdf5]'"
-        ) from error
-    try:
-        # A file of this machine is read by the library itself, which is quicker.
-        target = place.open(file) if place.is_remote else os.path.join(os.fsencode(place.root), file)
-        return h5py.File(target, "r", rdcc_nbytes=_CACHE_BYTES)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise SourceError(f"{address} cannot be read as HDF5: {error}") from error
 
 
 def _plain(cell: Any) -> int | float | str:

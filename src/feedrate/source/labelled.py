@@ -1,172 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of labels: looked through once to learn what they hold, then read cell by cell.
+"""Files in a folder or an archive, and a table whose rows say which belong together, with which labels.
 
-Numbers stay numbers, words become classes, and several classes at once (a list, a separated text, or columns
-of 0 and 1) become an array with a 1 for each class that a sample has.
-
-Files in a folder or an archive, and a table whose rows say which belong together, with which labels.
+The files that the table names are looked for below the folder and nowhere else. Where the members of archives
+lie is kept on disk: there may be millions.
 """
 
 from __future__ import annotations
 
-import math
+import os
+import pickle
+import posixpath
+import sqlite3
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from feedrate.errors import SourceError
+from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.progress import Rejection
-from feedrate.remote.addresses import explained
-from feedrate.source.finder import Finder, MemberFinder
-from feedrate.source.names import Repeats, safe_field
+from feedrate.remote.addresses import explained, is_url
+from feedrate.source.archives import Archive
+from feedrate.source.folders import walk
+from feedrate.source.names import Digests, Repeats, is_hidden, safe_field
 from feedrate.source.options import FieldSpec, SourceOptions
-from feedrate.source.record import Reader, Record, Value
-from feedrate.source.table import Row, Table, is_missing, is_no_number, read_number, read_table
-from feedrate.source.values import UnusableValue, dump_array, dump_value
+from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Spool, Value
+from feedrate.source.table import (
+    FlagColumns,
+    LabelColumn,
+    Row,
+    Table,
+    is_missing,
+    read_table,
+)
+from feedrate.source.values import UnusableValue, dump_value
 from feedrate.units import printable
-
-_MOST_CLASSES = 100_000
-
-
-class LabelColumn:
-    """One column. `separator`: what stands between the classes of a sample that may have several.
-
-    `are_classes`: the user has said that words in it are classes, whatever stands beside them.
-    """
-
-    def __init__(
-        self, field: str, column: str, separator: str | None = None, *, are_classes: bool = False
-    ) -> None:
-        self.name, self.column, self.separator = field, column, separator
-        self._are_classes = are_classes
-        self._cells = 0
-        self._fraction, self._word = "", ""  # an example of each
-        self.are_flags = True  # only 0 and 1, or -1 and 1
-        self._are_whole = True
-        self._has_numbers = self._has_gaps = False
-        self._are_lists = separator is not None
-        self._texts: set[str] = set()
-        self._numbers: dict[str, int] = {}
-
-    def look(self, cell: object) -> None:
-        """Learn from a cell; all of them are shown before the first is read."""
-        if is_missing(cell):
-            return
-        self._are_lists |= isinstance(cell, (list, tuple))
-        self._cells += 1
-        for one in self._split(cell):
-            number = read_number(one)
-            self.are_flags &= number in (-1, 0, 1) or is_no_number(one)
-            if number is not None:
-                self._has_numbers = True
-                is_whole = isinstance(number, int) and -(2**63) <= number < 2**63
-                self._are_whole &= is_whole
-                self._fraction = self._fraction or ("" if is_whole else str(one))
-            elif is_no_number(one):
-                self._has_gaps = True
-            else:
-                self._word = self._word or str(one)
-            if len(self._texts) <= _MOST_CLASSES:
-                self._texts.add(str(one))
-
-    def settle(self) -> Field:
-        """Return the field that the column makes."""
-        if self._are_lists:
-            classes = self._class_names()
-            self._numbers = {name: number for number, name in enumerate(classes)}
-            self.name = "labels" if self.name == "label" else self.name
-            return Field(self.name, Kind.ARRAY, dtype="uint8", shape=(len(classes),), classes=tuple(classes))
-        if self._are_numbers:
-            return Field(self.name, Kind.NUMBER, dtype="int64" if self._are_whole else "float64")
-        if self._fraction and not self._are_classes:
-            raise SourceError(
-                f"column '{self.column}' holds numbers such as {self._fraction}, and '{self._word}':"
-                " neither numbers nor classes",
-                hint="correct the table, or leave the cell empty; if they are names of classes:"
-                f" --field {self.name}:label={self.column}",
-            )
-        classes = self._class_names()
-        self._numbers = {name: number for number, name in enumerate(classes)}
-        return Field(self.name, Kind.NUMBER, dtype="int64", classes=tuple(classes))
-
-    @property
-    def is_prose(self) -> bool:
-        """Return whether it rather holds sentences than classes: words, most of which occur once."""
-        has_spaces = any(" " in text.strip() for text in self._texts)
-        return bool(self._word) and not self._are_lists and has_spaces and 2 * len(self._texts) > self._cells
-
-    @property
-    def _are_numbers(self) -> bool:
-        # 'nan' among numbers is no number; among words it is one of them.
-        return not self._word and (self._has_numbers or not self._has_gaps)
-
-    def read(self, cell: object) -> Value:
-        """Return a cell's value.
-
-        Raises:
-            UnusableValue: the cell is empty.
-        """
-        if self._are_lists:
-            hot = np.zeros(len(self._numbers), np.uint8)
-            if cell is None:
-                raise UnusableValue(f"the table has no {_what(self.name)}")
-            hot[[self._numbers[str(one)] for one in self._split(cell)]] = 1
-            return dump_array(hot)
-        is_empty = is_no_number(cell) if self._are_numbers else is_missing(cell)
-        if is_empty:
-            raise UnusableValue(f"the table has no {_what(self.name)}")
-        if not self._are_numbers:
-            return self._numbers[str(cell)]
-        number = read_number(cell)
-        assert number is not None
-        if isinstance(number, float) and math.isinf(number):
-            raise UnusableValue(f"{number} is not a number to train with")
-        return number if self._are_whole else float(number)
-
-    def _split(self, cell: object) -> list[object]:
-        if isinstance(cell, (list, tuple)):
-            return list(cell)
-        if self.separator is None or not isinstance(cell, str):
-            return [cell]
-        return [one.strip() for one in cell.split(self.separator) if one.strip()]
-
-    def _class_names(self) -> list[str]:
-        if len(self._texts) > _MOST_CLASSES:
-            raise SourceError(
-                f"column '{self.column}' has more than {_MOST_CLASSES:,} different texts: no classes",
-                hint=f"pack it as a text: --field NAME:text={self.column}",
-            )
-        if self._are_numbers and self._are_whole and not self._has_gaps:
-            return sorted(self._texts, key=int)
-        return sorted(self._texts)
-
-
-class FlagColumns:
-    """Several columns of 0 and 1: one array of them, whose classes are the columns' names."""
-
-    def __init__(self, columns: Sequence[str]) -> None:
-        self.columns = tuple(columns)
-
-    def settle(self) -> Field:
-        return Field("labels", Kind.ARRAY, dtype="uint8", shape=(len(self.columns),), classes=self.columns)
-
-    def read(self, cells: Sequence[object]) -> Value:
-        numbers = []
-        for column, cell in zip(self.columns, cells, strict=True):
-            number = read_number(cell)
-            if number is None:
-                raise UnusableValue(f"the table has no value for '{column}'")
-            numbers.append(number > 0)
-        return dump_array(np.array(numbers, np.uint8))
-
-
-def _what(name: str) -> str:
-    return "label" if name in ("label", "labels") else f"value for '{name}'"
-
 
 FILE_KINDS = frozenset((Kind.IMAGE, Kind.MASK, Kind.ARRAY, Kind.BYTES))
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path")
@@ -244,9 +113,11 @@ class LabelledFiles(Reader):
             for column in self._columns:
                 field = column.field
                 values[field.name] = column.read(cells[column.cells])
-            _refuse_repeated(name, number, first_row)
         except UnusableValue as error:
             return Rejection(printable(name), field.name, str(error))
+        if name in first_row:
+            why = f"row {number + 1} of the table names it again, after row {first_row[name] + 1}"
+            return Rejection(printable(name), field.name, why)
         if name in repeated:
             first_row[name] = number
         return Record(name, values)
@@ -387,6 +258,164 @@ def _value_reader(name: str, kind: Kind) -> Callable[[Row], Value]:
     return read
 
 
-def _refuse_repeated(name: bytes, number: int, first_row: dict[bytes, int]) -> None:
-    if name in first_row:
-        raise UnusableValue(f"row {number + 1} of the table names it again, after row {first_row[name] + 1}")
+class Finder:
+    """Asks the disk for each file. Behind an address that would be a request each: there it lists them first.
+
+    Attributes:
+        root: the folder, or its address.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._walk = walk(root)  # says so if there is no such folder
+        self._root = os.fsencode(root)
+        self._real_root = os.path.realpath(root)
+        self._asked = Digests()
+        self._listed: dict[bytes, FileRange] | None = None
+
+    def __enter__(self) -> Finder:
+        self._asked = Digests()
+        if is_url(self.root):
+            files = (
+                FileRange(f.path, f.size_bytes, f.path, 0, f.mtime_ns) for f in self._walk if f.odd is None
+            )
+            self._listed = {file.path: file for file in files}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listed = None
+
+    def read(self, name: object) -> FileRange:
+        """Return the file that a cell names.
+
+        Raises:
+            UnusableValue: there is none, or it cannot be used.
+        """
+        path = self.relative(name)
+        if path is None:
+            raise UnusableValue("lies outside the source folder")
+        self._asked.add(path)
+        if self._listed is not None:
+            if path not in self._listed:
+                raise UnusableValue("no such file in the source folder")
+            return self._listed[path]
+        full = os.path.join(self._root, path)
+        try:
+            info = os.stat(full)
+        except FileNotFoundError:
+            is_link = os.path.islink(full)
+            raise UnusableValue(
+                "is a link to nothing" if is_link else "no such file in the source folder"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UnusableValue(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        if not stat.S_ISREG(info.st_mode):
+            raise UnusableValue("is not a regular file")
+        return FileRange(path, info.st_size, path, 0, info.st_mtime_ns)
+
+    def relative(self, name: object) -> bytes | None:
+        """Return a path below the folder; None: it lies outside."""
+        if not isinstance(name, str):
+            return None
+        if os.path.isabs(name) and not is_url(self.root):
+            # The file itself may be a link to elsewhere; only the folders on the way are resolved.
+            folder, base = os.path.split(name)
+            name = os.path.relpath(os.path.join(os.path.realpath(folder), base), self._real_root)
+        try:
+            path = os.fsencode(posixpath.normpath(name))
+        except UnicodeEncodeError:
+            return None
+        return None if path == b".." or path.startswith((b"../", b"/")) or b"\0" in path else path
+
+    def not_asked(self) -> Iterator[bytes]:
+        """Yield the files of the folder that were not asked for."""
+        return self._asked.others(found.path for found in self._walk if found.odd is None)
+
+    def example(self) -> bytes | None:
+        """Return a file of the folder, an image if there is one."""
+        first = None
+        for found in self._walk:
+            first = first or found.path
+            if has_image_suffix(found.path):
+                return found.path
+        return first
+
+
+class MemberFinder:
+    """What `Finder` is for folders. A folder around all members need not be in the table's names."""
+
+    def __init__(self, root: str, archives: list[Archive], spool: Spool) -> None:
+        self.root = root
+        self._archives, self._spool = archives, spool
+        self._asked = Digests()
+        self._found: sqlite3.Connection | None = None
+        self._top = b""
+
+    def __enter__(self) -> MemberFinder:
+        self._asked = Digests()
+        # A database without a name lies on disk where it grows, and is gone when it is closed.
+        self._found = sqlite3.connect("", isolation_level=None)
+        try:
+            with self._spool:
+                self._fill(self._found)
+        except sqlite3.Error as error:
+            raise StorageError(f"cannot keep the list of members on disk: {error}") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._found is not None:
+            self._found.close()
+            self._found = None
+
+    def read(self, name: object) -> FileRange | ContainerValue:
+        """Return the member that a cell names.
+
+        Raises:
+            UnusableValue: there is none.
+        """
+        path = self.relative(name)
+        if path is None:
+            raise UnusableValue("lies outside the archive")
+        assert self._found is not None
+        for wanted in (path, self._top + path):
+            row = self._found.execute("SELECT value FROM members WHERE name = ?", (wanted,)).fetchone()
+            if row is not None:
+                self._asked.add(wanted)
+                value: FileRange | ContainerValue = pickle.loads(row[0])
+                return value
+        raise UnusableValue("no such file in the archive")
+
+    def relative(self, name: object) -> bytes | None:
+        if not isinstance(name, str):
+            return None
+        path = posixpath.normpath(name).encode("utf-8", "surrogatepass")
+        return None if path == b".." or path.startswith((b"../", b"/")) else path
+
+    def not_asked(self) -> Iterator[bytes]:
+        return self._asked.others(self._names())
+
+    def example(self) -> bytes | None:
+        names = list(self._names(10_000))
+        return next(iter([*filter(has_image_suffix, names), *names]), None)
+
+    def _fill(self, found: sqlite3.Connection) -> None:
+        found.execute("CREATE TABLE members (name BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
+        found.execute("BEGIN")
+        tops: set[bytes] = set()
+        for archive in self._archives:
+            for member in archive.members():
+                if is_hidden(member.name):
+                    continue
+                name = archive.top + member.name
+                if len(tops) < 2:
+                    folder, slash, _ = name.partition(b"/")
+                    tops.add(folder + slash if slash else b"")
+                found.execute("INSERT INTO members VALUES (?, ?)", (name, pickle.dumps(member.value)))
+        found.execute("COMMIT")
+        self._top = tops.pop() if len(tops) == 1 else b""
+
+    def _names(self, limit: int = -1) -> Iterator[bytes]:
+        assert self._found is not None
+        return (
+            row[0] for row in self._found.execute("SELECT name FROM members ORDER BY name LIMIT ?", (limit,))
+        )

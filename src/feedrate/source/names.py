@@ -24,29 +24,11 @@ _PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
 _LONGEST_NAME = 4096  # as Linux has it
 _IMAGE_NAMES = (
-    "image/encoded",
-    "image",
-    "images",
-    "img",
-    "jpg",
-    "jpeg",
-    "png",
-    "webp",
-    "x",
-    "data",
-    "pixel_values",
-)
+    "image/encoded", "image", "images", "img", "jpg", "jpeg", "png", "webp", "x", "data", "pixel_values",
+)  # fmt: skip
 _LABEL_NAMES = (
-    "image/class/label",
-    "label",
-    "labels",
-    "class",
-    "cls",
-    "target",
-    "targets",
-    "y",
-    "fine_label",
-)
+    "image/class/label", "label", "labels", "class", "cls", "target", "targets", "y", "fine_label",
+)  # fmt: skip
 _MASK_WORDS = re.compile(r"(^|[^a-z])(masks?|seg|segmentation|annotation|semantic)([^a-z]|$)")
 _KINDS = {
     "npy": Kind.ARRAY, "txt": Kind.TEXT, "text": Kind.TEXT, "caption": Kind.TEXT, "transcript": Kind.TEXT,

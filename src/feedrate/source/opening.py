@@ -1,30 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide by looking what a source is, and return the reader for it.
 
-There are many readers and a source needs one: each is imported when it is needed.
+There are many readers and a source needs one: each is imported when it is needed. A source may also be
+several files by one name: `train-{0000..0009}.tar`, `{train,extra}-*.parquet`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import importlib
 import os
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.format.keys import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.remote.addresses import Place, PlacedFile, explained, is_url, split_source
-from feedrate.source.detect import CONTAINERS, SourceKind, form_by_name, look_at
-from feedrate.source.file_list import find_files, is_pattern
+from feedrate.source.detect import SourceKind, kind_by_name, look_at
 from feedrate.source.folders import open_folders
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.source.options import SourceOptions
-from feedrate.source.record import Reader
-from feedrate.source.spool import Spool
+from feedrate.source.record import Reader, Spool
 from feedrate.units import shell_quote
 
-_ARCHIVES = frozenset((SourceKind.ZIP, SourceKind.TAR, SourceKind.COMPRESSED_TAR))
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MOST_NAMES = 1_000_000
+_AT_ONCE = 16
+_SPECIAL = re.compile(r"[*?{\[]")
 EXPECTED = (
     "a folder of images or class folders, a folder with a table (--labels), a list of paths (.txt), or "
     "zip, tar, WebDataset, TFRecord, RecordIO, HDF5 or Parquet files with images, or a folder of such files"
@@ -59,24 +67,24 @@ def _open(source: str, options: SourceOptions, spool: Spool) -> Reader:
         return _open_folder(place, options, spool)
     root, name = split_source(source)
     place, file = Place(root), file._replace(path=name)
-    form = look_at(place, file)
-    if form is SourceKind.TABLE:
+    kind = look_at(place, file)
+    if kind is SourceKind.TABLE:
         if options.labels is not None:
             raise UsageError(
                 f"{source} is a table, and --labels names another one", hint="name the folder instead"
             )
         return _open_table(root, dataclasses.replace(options, labels=Path(source)))
-    if form is SourceKind.LIST:
+    if kind is SourceKind.LIST:
         _refuse_labels(options, source)
         from feedrate.source.file_list import FileList
 
         return FileList(place, file)
-    if form is SourceKind.UNKNOWN and has_image_suffix(file.path):
+    if kind is SourceKind.UNKNOWN and has_image_suffix(file.path):
         raise SourceError(
             f"{source} is one image; a dataset is a folder of them",
             hint=f"name the folder: {shell_quote(root)}; or a list of paths (.txt)",
         )
-    if form is SourceKind.UNKNOWN:
+    if kind is SourceKind.UNKNOWN:
         with place.open(file.path) as stream:
             beginning = stream.read(16)
         raise SourceError(
@@ -101,17 +109,18 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
         if file.path == FILE_NAME.encode() and not _is_index(place):
             raise SourceError(
                 f"{place.root} is a pack already",
-                hint=f"see what is in it: feedrate ls {shell_quote(place.root)}; to join packs: feedrate merge",
+                hint=f"see what is in it: feedrate ls {shell_quote(place.root)}; "
+                "to join packs: feedrate merge",
             )
-        form = form_by_name(file.path)
-        if form in CONTAINERS:
-            files.setdefault(form, []).append(file)
+        kind = kind_by_name(file.path)
+        if kind.is_container:
+            files.setdefault(kind, []).append(file)
         else:
             others[file_suffix(file.path)] += 1
     if not files:
         return open_folders(place.root)
     if len(files) > 1:
-        counts = ", ".join(f"{len(found):,} {form}" for form, found in files.items())
+        counts = ", ".join(f"{len(found):,} {kind}" for kind, found in files.items())
         raise SourceError(
             f"{place.root} holds files of several kinds: {counts}",
             hint="name those of one kind: 'FOLDER/*.tar'",
@@ -122,8 +131,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
 
 
 def _open_table(root: str, options: SourceOptions) -> Reader:
-    from feedrate.source.finder import Finder
-    from feedrate.source.labelled import LabelledFiles
+    from feedrate.source.labelled import Finder, LabelledFiles
 
     return LabelledFiles(Finder(root), options)
 
@@ -139,52 +147,40 @@ def _is_index(place: Place) -> bool:
 
 
 def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions) -> Reader:
-    forms = {file.path: look_at(place, file) for file in (files[0], files[-1])}
-    form = forms[files[0].path]
-    if len(set(forms.values())) > 1 or form not in CONTAINERS:
-        first, last = place.address(files[0].path), place.address(files[-1].path)
-        what = f"{last} is {forms[files[-1].path]}" if form in CONTAINERS else f"nor is {last}"
-        raise SourceError(f"{first} is {form}, {what}", hint=f"a source is {EXPECTED}")
-    if form in _ARCHIVES:
-        return _open_archives(place, files, spool, options, form)
-    _refuse_labels(options, place.address(files[0].path))
-    if form is SourceKind.TFRECORD:
-        from feedrate.source.tfrecord import ExampleReader
-
-        return ExampleReader(place, files, spool)
-    if form is SourceKind.RECORDIO:
-        from feedrate.source.recordio import ImageRecordReader
-
-        return ImageRecordReader(place, files, spool)
-    if form is SourceKind.HDF5:
-        from feedrate.source.hdf5 import Hdf5Reader
-
-        return Hdf5Reader(place, files, spool)
-    from feedrate.source.parquet import ParquetReader
-
-    return ParquetReader(place, files, spool)
+    first, last = files[0], files[-1]
+    kind, last_kind = look_at(place, first), look_at(place, last)
+    if kind is not last_kind or not kind.is_container:
+        what = f"{place.address(last.path)} is {last_kind}"
+        if not kind.is_container:
+            what = f"nor is {place.address(last.path)}"
+        raise SourceError(f"{place.address(first.path)} is {kind}, {what}", hint=f"a source is {EXPECTED}")
+    if kind.is_archive:
+        return _open_archives(place, files, spool, options, kind)
+    _refuse_labels(options, place.address(first.path))
+    module, _, name = kind.reader.partition(":")
+    reader = getattr(importlib.import_module(f"feedrate.source.{module}"), name)
+    return cast(Reader, reader(place, files, spool))
 
 
 def _open_archives(
-    place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions, form: SourceKind
+    place: Place, files: list[PlacedFile], spool: Spool, options: SourceOptions, kind: SourceKind
 ) -> Reader:
     from feedrate.source.archives import Archive, ArchiveReader, strip_suffix
 
-    archives = [
-        Archive(place, file, spool, b"" if len(files) == 1 else strip_suffix(file.path) + b"/", form)
-        for file in files
-    ]
+    tops = [b"" if len(files) == 1 else strip_suffix(file.path) + b"/" for file in files]
+    archives = [Archive(place, file, spool, kind, top) for file, top in zip(files, tops, strict=True)]
+    shown = place.address(files[0].path)
     if options.labels is not None:
-        from feedrate.source.finder import MemberFinder
-        from feedrate.source.labelled import LabelledFiles
+        from feedrate.source.labelled import LabelledFiles, MemberFinder
 
-        shown = place.address(files[0].path) if len(files) == 1 else place.root
-        return LabelledFiles(MemberFinder(place.root, archives, spool), options, shown)
-    _refuse_labels(options, place.address(files[0].path))
-    from feedrate.source.webdataset import ShardReader, looks_like_shards
+        finder = MemberFinder(place.root, archives, spool)
+        return LabelledFiles(finder, options, shown if len(files) == 1 else place.root)
+    _refuse_labels(options, shown)
+    if kind is not SourceKind.ZIP:
+        from feedrate.source.webdataset import ShardReader, looks_like_shards
 
-    if form is not SourceKind.ZIP and looks_like_shards(archives[0].names()):
-        return ShardReader(place, archives, spool)
+        if looks_like_shards(archives[0].names()):
+            return ShardReader(place, archives, spool)
     return ArchiveReader(place, archives, spool)
 
 
@@ -220,13 +216,85 @@ def _refuse_splits(place: Place, files: list[PlacedFile]) -> None:
     splits = {_split_of(file.path) for file in files}
     if len(splits) > 1 and None not in splits:
         names = sorted(str(split) for split in splits)
-        suffix = file_suffix(files[0].path)
+        pattern = f"{place.root}/{names[-1]}*{file_suffix(files[0].path)}"
         raise SourceError(
             f"{place.root} holds the parts of a dataset ({', '.join(names)})",
-            hint=f"pack each by itself: feedrate pack {shell_quote(f'{place.root}/{names[-1]}*{suffix}')} PACK",
+            hint=f"pack each by itself: feedrate pack {shell_quote(pattern)} PACK",
         )
 
 
 def _split_of(path: bytes) -> str | None:
     name = os.path.basename(path).lower().decode("utf-8", "replace")
     return next((s for s in sorted(SPLIT_NAMES, key=len, reverse=True) if name.startswith(s)), None)
+
+
+def is_pattern(source: str) -> bool:
+    return _SPECIAL.search(source) is not None and not os.path.exists(source)
+
+
+def find_files(source: str) -> tuple[Place, list[PlacedFile]]:
+    """Return the files that a pattern names, sorted, and the place that they all lie in.
+
+    Raises:
+        NotFound: there are none, or one that the braces name is missing.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    first = _SPECIAL.search(source)
+    assert first is not None
+    fixed = source[: first.start()].rpartition("/")[0]
+    rest = source[len(fixed) :].lstrip("/") if fixed else source.lstrip("/")
+    root = fixed or ("/" if source.startswith("/") else ".")
+    place = Place(root + ("/" if root.endswith(":") else ""))
+    found: dict[bytes, PlacedFile] = {}
+    patterns = list(_expand(rest))
+    single = [os.fsencode(pattern) for pattern in patterns if not re.search(r"[*?\[]", pattern)]
+    # A question to a server is mostly waiting. Threads that share a connection by SSH get mixed-up answers.
+    at_once = _AT_ONCE if place.is_remote and not place.root.startswith(("sftp:", "ssh:")) else 1
+    with ThreadPoolExecutor(at_once) as threads:
+        facts = dict(zip(single, threads.map(place.find, single), strict=True))
+    for pattern in patterns:
+        if re.search(r"[*?\[]", pattern):
+            parts = pattern.split("/")
+            matches = [file for file in place.walk() if _matches(os.fsdecode(file.path).split("/"), parts)]
+            if not matches:
+                raise NotFound(f"no file is called like {place.address(os.fsencode(pattern))}")
+            found |= {file.path: file for file in matches}
+        else:
+            file = facts[os.fsencode(pattern)]
+            if file is None:
+                raise NotFound(
+                    f"{place.address(os.fsencode(pattern))} is a folder; the pattern should name files"
+                )
+            found[file.path] = file
+    return place, [found[path] for path in sorted(found)]
+
+
+def _matches(path: list[str], pattern: list[str]) -> bool:
+    return len(path) == len(pattern) and all(map(fnmatch.fnmatchcase, path, pattern))
+
+
+def _expand(text: str) -> Iterator[str]:
+    names = [text]
+    while any(_BRACES.search(name) for name in names):
+        names = [one for name in names for one in _expand_first(name)]
+        if len(names) > _MOST_NAMES:
+            raise UsageError(f"'{text}' names more than {_MOST_NAMES:,} files")
+    yield from names
+
+
+def _expand_first(text: str) -> Iterator[str]:
+    braces = _BRACES.search(text)
+    if braces is None:
+        yield text
+        return
+    before, after = text[: braces.start()], text[braces.end() :]
+    numbers = _RANGE.fullmatch(braces[1])
+    if numbers is None:
+        yield from (before + choice + after for choice in braces[1].split(","))
+        return
+    first, last = int(numbers[1]), int(numbers[2])
+    if last - first >= _MOST_NAMES:
+        raise UsageError(f"'{text}' names more than {_MOST_NAMES:,} files")
+    width = len(numbers[1])
+    yield from (f"{before}{number:0{width}d}{after}" for number in range(first, last + 1))

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What readers of sources give: one record per sample, with values that are found again by any process."""
+"""What readers of sources give: one record per sample, with values that are found again by any process.
+
+Samples are packed in another order than they stand in a compressed stream or a row group, and to read each
+of them there would cost the whole of it: such values wait in a spool, a file beside the pack.
+"""
 
 from __future__ import annotations
 
+import os
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
+from feedrate.errors import StorageError, UsageError
 from feedrate.format.byte_strings import ByteStrings
-from feedrate.format.fields import Field
+from feedrate.format.fields import Field, Kind
 from feedrate.kernel import I64
 from feedrate.progress import Rejection
+from feedrate.remote.addresses import Place, PlacedFile, explained
 
 if TYPE_CHECKING:
     from feedrate.source.table import Table
+
+SPOOL_NAME = "packing.spool"
+_SMALL_BYTES = 256
 
 
 class FileRange(NamedTuple):
@@ -93,7 +104,7 @@ class Reader(Protocol):
     counts too. Readers derive from this class and get what they do not need as it stands here.
 
     Attributes:
-        root: a folder or an fsspec URL that `FileRange.file` and `Held.file` are relative to.
+        root: a folder or an fsspec URL that `FileRange.file` and `ContainerValue.file` are relative to.
         ignored: suffix -> files that were passed over; whole after the iteration.
         unlisted: images that no row of a table names; whole after the iteration.
         table: the table of labels, which becomes part of the pack.
@@ -115,9 +126,95 @@ class Reader(Protocol):
         ...
 
 
+def image_fields(classes: Iterable[str] = ()) -> tuple[Field, ...]:
+    """Return the fields of images, and of their labels where there are classes."""
+    names, image = tuple(classes), Field("image", Kind.IMAGE)
+    return (image, Field("label", Kind.NUMBER, dtype="int64", classes=names)) if names else (image,)
+
+
 def describe_others(others: Counter[str]) -> str:
     """Return a hint where a source has no images: suffixes, and how many files have them."""
     if not others:
         return "it holds no files at all"
     counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
     return f"it holds other files: {counts}"
+
+
+class Spool:
+    """Appends values, inside of `with`; the file is made for the first. `folder`: None where none may be."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = folder
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def __enter__(self) -> Spool:
+        """Begin anew: what an earlier iteration left is forgotten."""
+        self._end = 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                file.close()
+            except OSError as error:
+                raise self._explain(error) from error
+
+    def add(self, path: bytes, data: bytes, mtime_ns: int = 0) -> ContainerValue:
+        """Keep a value and return where it is; `mtime_ns` is that of the file it comes from."""
+        self.write(data)
+        return ContainerValue(path, len(data), b"", "spool", (self._end - len(data),), mtime_ns)
+
+    def keep(self, path: bytes, data: bytes, mtime_ns: int = 0) -> ContainerValue | bytes:
+        """Return a small value itself, to stand in the listing, and the place of a larger one."""
+        return data if len(data) <= _SMALL_BYTES else self.add(path, data, mtime_ns)
+
+    def write(self, data: bytes) -> int:
+        """Append a piece of a value; return where it begins."""
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(data)
+        except OSError as error:
+            raise self._explain(error) from error
+        self._end += len(data)
+        return self._end - len(data)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except OSError as error:
+                raise self._explain(error) from error
+
+    def _open(self) -> BinaryIO:
+        if self.folder is None:
+            raise UsageError(
+                "this source is compressed in one piece, so its samples cannot be read one by one",
+                hint="pack it: feedrate pack SOURCE PACK",
+            )
+        return open(os.path.join(self.folder, SPOOL_NAME), "wb", buffering=2**20)
+
+    def _explain(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"cannot write {SPOOL_NAME} in {self.folder}: {error.strerror}",
+            hint="samples of this source are kept there while it is packed: it needs room for them twice",
+        )
+
+
+class SpooledReader(Reader):
+    """A reader of files in one place, with a spool; what the place raises becomes a sentence."""
+
+    def __init__(self, place: Place, files: list[PlacedFile], spool: Spool) -> None:
+        self.root = place.root
+        self.ignored: dict[str, int] = {}
+        self.files = files
+        self._place, self._spool = place, spool
+
+    def __iter__(self) -> Iterator[Record | Rejection]:
+        with explained(self.root), self._spool:
+            yield from self._read()
+
+    @abstractmethod
+    def _read(self) -> Iterator[Record | Rejection]: ...

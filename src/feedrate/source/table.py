@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of labels: CSV, TSV, JSON lines and Parquet, read row by row, as often as needed."""
+"""Tables of labels: CSV, TSV, JSON lines and Parquet, read row by row, as often as needed.
+
+A column of labels is looked through once to learn what it holds, then read cell by cell. Numbers stay
+numbers, words become classes, and several classes at once (a list, a separated text, or columns of 0 and 1)
+become an array with a 1 for each class that a sample has.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, SourceError, need, suggest_path
+from feedrate.format.fields import Field, Kind
+from feedrate.source.record import Value
+from feedrate.source.values import UnusableValue, dump_array
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _PIECE_BYTES = 2**20
 _NO_NUMBER = frozenset(("nan", "na", "n/a", "null", "none"))
 Row = tuple[object, ...]
+_MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Table:
             SourceError: it is not a table after all, or a row does not fit the header.
         """
         try:
-            yield from _ROWS[self.path.suffix.lower()](self.path, names)
+            yield from _KINDS[self.path.suffix.lower()][1](self.path, names)
         except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
             if isinstance(error, FeedrateError):
                 raise
@@ -78,15 +88,15 @@ def read_table(path: Path) -> Table:
         SourceError: it is not a table, or has no rows.
     """
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise SourceError(f"cannot tell what kind of table {path} is", hint=f"known: {', '.join(SUFFIXES)}")
+    if suffix not in _KINDS:
+        raise SourceError(f"cannot tell what kind of table {path} is", hint=f"known: {', '.join(_KINDS)}")
     try:
         path.open("rb").close()
     except OSError as error:
         hint = suggest_path(path) if isinstance(error, FileNotFoundError) else None
         raise NotFound(f"cannot read the table {path}: {error.strerror}", hint=hint) from None
     try:
-        table = Table(path, tuple(_COLUMNS[suffix](path)))
+        table = Table(path, tuple(_KINDS[suffix][0](path)))
     except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
         if isinstance(error, FeedrateError):
             raise
@@ -94,6 +104,142 @@ def read_table(path: Path) -> Table:
     if next(table.rows(table.columns[:1]), None) is None:
         raise SourceError(f"the table {path} has no rows")
     return table
+
+
+class LabelColumn:
+    """One column. `separator`: what stands between the classes of a sample that may have several.
+
+    `are_classes`: the user has said that words in it are classes, whatever stands beside them.
+    """
+
+    def __init__(
+        self, field: str, column: str, separator: str | None = None, *, are_classes: bool = False
+    ) -> None:
+        self.name, self.column, self.separator = field, column, separator
+        self._are_classes = are_classes
+        self._cells = 0
+        self._fraction, self._word = "", ""  # an example of each
+        self.are_flags = True  # only 0 and 1, or -1 and 1
+        self._are_whole = True
+        self._has_numbers = self._has_gaps = False
+        self._are_lists = separator is not None
+        self._texts: set[str] = set()
+        self._numbers: dict[str, int] = {}
+
+    def look(self, cell: object) -> None:
+        """Learn from a cell; all of them are shown before the first is read."""
+        if is_missing(cell):
+            return
+        self._are_lists |= isinstance(cell, (list, tuple))
+        self._cells += 1
+        for one in self._split(cell):
+            number = read_number(one)
+            self.are_flags &= number in (-1, 0, 1) or is_no_number(one)
+            if number is not None:
+                self._has_numbers = True
+                is_whole = isinstance(number, int) and -(2**63) <= number < 2**63
+                self._are_whole &= is_whole
+                self._fraction = self._fraction or ("" if is_whole else str(one))
+            elif is_no_number(one):
+                self._has_gaps = True
+            else:
+                self._word = self._word or str(one)
+            if len(self._texts) <= _MOST_CLASSES:
+                self._texts.add(str(one))
+
+    def settle(self) -> Field:
+        """Return the field that the column makes."""
+        if self._are_lists:
+            classes = self._class_names()
+            self._numbers = {name: number for number, name in enumerate(classes)}
+            self.name = "labels" if self.name == "label" else self.name
+            return Field(self.name, Kind.ARRAY, dtype="uint8", shape=(len(classes),), classes=tuple(classes))
+        if self._are_numbers:
+            return Field(self.name, Kind.NUMBER, dtype="int64" if self._are_whole else "float64")
+        if self._fraction and not self._are_classes:
+            raise SourceError(
+                f"column '{self.column}' holds numbers such as {self._fraction}, and '{self._word}':"
+                " neither numbers nor classes",
+                hint="correct the table, or leave the cell empty; if they are names of classes:"
+                f" --field {self.name}:label={self.column}",
+            )
+        classes = self._class_names()
+        self._numbers = {name: number for number, name in enumerate(classes)}
+        return Field(self.name, Kind.NUMBER, dtype="int64", classes=tuple(classes))
+
+    @property
+    def is_prose(self) -> bool:
+        """Return whether it rather holds sentences than classes: words, most of which occur once."""
+        has_spaces = any(" " in text.strip() for text in self._texts)
+        return bool(self._word) and not self._are_lists and has_spaces and 2 * len(self._texts) > self._cells
+
+    @property
+    def _are_numbers(self) -> bool:
+        # 'nan' among numbers is no number; among words it is one of them.
+        return not self._word and (self._has_numbers or not self._has_gaps)
+
+    def read(self, cell: object) -> Value:
+        """Return a cell's value.
+
+        Raises:
+            UnusableValue: the cell is empty.
+        """
+        if self._are_lists:
+            hot = np.zeros(len(self._numbers), np.uint8)
+            if cell is None:
+                raise UnusableValue(f"the table has no {_what(self.name)}")
+            hot[[self._numbers[str(one)] for one in self._split(cell)]] = 1
+            return dump_array(hot)
+        is_empty = is_no_number(cell) if self._are_numbers else is_missing(cell)
+        if is_empty:
+            raise UnusableValue(f"the table has no {_what(self.name)}")
+        if not self._are_numbers:
+            return self._numbers[str(cell)]
+        number = read_number(cell)
+        assert number is not None
+        if isinstance(number, float) and math.isinf(number):
+            raise UnusableValue(f"{number} is not a number to train with")
+        return number if self._are_whole else float(number)
+
+    def _split(self, cell: object) -> list[object]:
+        if isinstance(cell, (list, tuple)):
+            return list(cell)
+        if self.separator is None or not isinstance(cell, str):
+            return [cell]
+        return [one.strip() for one in cell.split(self.separator) if one.strip()]
+
+    def _class_names(self) -> list[str]:
+        if len(self._texts) > _MOST_CLASSES:
+            raise SourceError(
+                f"column '{self.column}' has more than {_MOST_CLASSES:,} different texts: no classes",
+                hint=f"pack it as a text: --field NAME:text={self.column}",
+            )
+        if self._are_numbers and self._are_whole and not self._has_gaps:
+            return sorted(self._texts, key=int)
+        return sorted(self._texts)
+
+
+class FlagColumns:
+    """Several columns of 0 and 1: one array of them, whose classes are the columns' names."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+
+    def settle(self) -> Field:
+        return Field("labels", Kind.ARRAY, dtype="uint8", shape=(len(self.columns),), classes=self.columns)
+
+    def read(self, cells: Sequence[object]) -> Value:
+        numbers = []
+        for column, cell in zip(self.columns, cells, strict=True):
+            number = read_number(cell)
+            if number is None:
+                raise UnusableValue(f"the table has no value for '{column}'")
+            numbers.append(number > 0)
+        return dump_array(np.array(numbers, np.uint8))
+
+
+def _what(name: str) -> str:
+    return "label" if name in ("label", "labels") else f"value for '{name}'"
 
 
 def is_missing(value: object) -> bool:
@@ -149,16 +295,13 @@ def _csv_columns(path: Path) -> list[str]:
         header: list[str] = next(_csv_reader(path, file), [])
     if len(set(header)) < len(header):
         raise ValueError("two columns have the same name")
-    if len(header) == 1 and path.suffix.lower() == ".csv" and (mark := _other_separator(header[0])):
+    mark = next((mark for mark in (";", "\t") if mark in "".join(header)), None)
+    if len(header) == 1 and path.suffix.lower() == ".csv" and mark is not None:
         raise SourceError(
             f"{path} has values separated by {mark!r}, not by commas: '{header[0]}'",
             hint="save it with commas, or with tabs as .tsv",
         )
     return header
-
-
-def _other_separator(line: str) -> str | None:
-    return next((mark for mark in (";", "\t") if mark in line), None)
 
 
 def _csv_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:
@@ -218,11 +361,7 @@ def _parquet_rows(path: Path, names: Sequence[str]) -> Iterator[Row]:
             yield from zip(*(columns[name] for name in names), strict=True)
 
 
-_COLUMNS = {
-    ".csv": _csv_columns, ".tsv": _csv_columns, ".jsonl": _json_columns, ".ndjson": _json_columns,
-    ".parquet": _parquet_columns,
-}  # fmt: skip
-_ROWS = {
-    ".csv": _csv_rows, ".tsv": _csv_rows, ".jsonl": _json_rows, ".ndjson": _json_rows,
-    ".parquet": _parquet_rows,
-}  # fmt: skip
+# Of each kind of table, by suffix: what reads the names of its columns, and what reads its rows.
+_CSV, _JSON = (_csv_columns, _csv_rows), (_json_columns, _json_rows)
+_PARQUET = (_parquet_columns, _parquet_rows)
+_KINDS = {".csv": _CSV, ".tsv": _CSV, ".jsonl": _JSON, ".ndjson": _JSON, ".parquet": _PARQUET}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from feedrate.errors import SourceError
 from feedrate.source.names import clean_name
@@ -26,8 +25,7 @@ _EMPTY = bytes(BLOCK_BYTES)
 _OCTAL = re.compile(rb"[0-7]*")
 
 
-@dataclass(frozen=True, slots=True)
-class TarMember:
+class TarMember(NamedTuple):
     name: bytes
     offset: int
     size_bytes: int
@@ -52,13 +50,12 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int | None = None) 
         if block == _EMPTY:
             _check_end(stream, archive)
             return
-        fields = _parse_header(block, archive, position)
+        short_name, size, kind = _parse_header(block, archive, position)
         position += BLOCK_BYTES
-        size = fields.size_bytes
-        if fields.kind not in b"xgLK":
-            name = pax.get(b"path", lasting.get(b"path", long_name if long_name is not None else fields.name))
+        if kind not in b"xgLK":
+            name = pax.get(b"path", lasting.get(b"path", short_name if long_name is None else long_name))
             size = _pax_size(pax, size, archive)
-            member = _plain_file(fields.kind, name, archive, {**lasting, **pax})
+            member = _plain_file(kind, name, archive, {**lasting, **pax})
             pax, long_name = {}, None
         else:
             name, member = b"", None
@@ -69,30 +66,24 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int | None = None) 
             )
         if member is not None:
             yield TarMember(member, position, size)
-        elif fields.kind in b"xgLK":
+        elif kind in b"xgLK":
             if size > _LARGEST_EXTENSION:
                 raise SourceError(
                     f"{archive}: a name or header of {size:,} bytes at byte {position}: refused"
                 )
             data = _read_exactly(stream, size, archive, position)
-            if fields.kind == b"L":
+            if kind == b"L":
                 long_name = data.rstrip(b"\0")
-            elif fields.kind == b"x":
+            elif kind == b"x":
                 pax = _parse_pax(data, archive)
-            elif fields.kind == b"g":
+            elif kind == b"g":
                 lasting |= _parse_pax(data, archive)
         position += size + -size % BLOCK_BYTES
         _go_to(stream, position, archive, can_seek=size_bytes is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    name: bytes
-    size_bytes: int
-    kind: bytes
-
-
-def _parse_header(block: bytes, archive: str, position: int) -> _Header:
+def _parse_header(block: bytes, archive: str, position: int) -> tuple[bytes, int, bytes]:
+    """Return a member's name, its size and its type."""
     where = f"{archive}: at byte {position:,}"
     if not block:
         raise SourceError(
@@ -116,7 +107,7 @@ def _parse_header(block: bytes, archive: str, position: int) -> _Header:
     prefix = block[345:500].split(b"\0", 1)[0]
     if prefix and block[257:263] == b"ustar\0":
         name = prefix + b"/" + name
-    return _Header(name, size, block[156:157])
+    return name, size, block[156:157]
 
 
 def _parse_number(digits: bytes) -> int | None:

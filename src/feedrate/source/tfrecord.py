@@ -1,48 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.train.Example, read from its bytes: a few rules of protobuf's wire format, and no TensorFlow.
+"""TFRecord files of tf.train.Example: what the first Examples' features hold decides what fields they are.
 
-Example.features=1 -> Features.feature=1 (a map: key=1, value=2) -> Feature: bytes=1 | float=2 | int64=3 lists
-
-TFRecord files that somebody arrives with: records, or a sentence about the file.
-
-Samples out of TFRecord files of tf.train.Example: what its features hold decides what fields they are.
+The message itself is described in format/containers/tfrecord.py; TensorFlow is not needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
-import itertools
 import json
-import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.errors import FeedrateError, SourceError
+from feedrate.errors import SourceError
 from feedrate.format.containers import tfrecord
 from feedrate.format.containers.tfrecord import DELIMITED, FIXED32, VARINT, BadMessage, read_fields
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Kind
 from feedrate.progress import Rejection
-from feedrate.remote.addresses import Place, PlacedFile, explained
-from feedrate.source.labels import NumberColumn
-from feedrate.source.names import image_suffix, is_label_name, is_mask_name, name_fields, record_name
+from feedrate.remote.addresses import PlacedFile
+from feedrate.source.columns import Columns, PeekingReader, find_word_labels
+from feedrate.source.detect import decompressing
+from feedrate.source.names import image_suffix, is_mask_name, record_name
 from feedrate.source.record import FileRange, Record, Value
-from feedrate.source.spool import Spool, SpooledReader
 from feedrate.source.values import UnusableValue, dump_array
-from feedrate.units import printable
 
+# Feature -> the field that it makes, the field's kind, the type of its values.
+Features = Mapping[str, tuple[str, Kind, str]]
+_SUFFIXES = {Kind.TEXT: "txt", Kind.ARRAY: "npy", Kind.JSON: "json", Kind.BYTES: "bin"}
+_HINT = "records of tf.train.Example, uncompressed or gzip, can be packed"
 _MOST_FEATURES = 10_000
 _MOST_STRINGS = 100_000  # in one list
 _MOST_NUMBERS = 2**26
-
-
-class BadExample(BadMessage):
-    """A message, but not one that is understood here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,127 +46,6 @@ class BytesFeature:
 
 
 Feature = BytesFeature | npt.NDArray[np.float32] | npt.NDArray[np.int64]
-
-
-def parse_example(data: bytes) -> dict[str, Feature]:
-    """Return the features of an Example, sorted by name; one without values is left out.
-
-    Raises:
-        BadMessage: these are not the bytes of an Example.
-    """
-    features: dict[str, Feature] = {}
-    for number, wire, start, end in read_fields(data, 0, len(data)):
-        if number == 2 and wire == DELIMITED:
-            raise BadExample("it has lists of features, as a SequenceExample has")
-        if number != 1 or wire != DELIMITED:
-            continue
-        for inner, inner_wire, entry_start, entry_end in read_fields(data, start, end):
-            if inner != 1 or inner_wire != DELIMITED:
-                continue
-            if len(features) >= _MOST_FEATURES:
-                raise BadExample(f"it has more than {_MOST_FEATURES:,} features")
-            name, feature = _parse_entry(data, entry_start, entry_end)
-            # The last one of a name counts, as in every protobuf map.
-            features.pop(name, None)
-            if feature is not None:
-                features[name] = feature
-    return dict(sorted(features.items()))
-
-
-def _parse_entry(data: bytes, start: int, end: int) -> tuple[str, Feature | None]:
-    name, feature = "", None
-    for number, wire, inner, inner_end in read_fields(data, start, end):
-        if number == 1 and wire == DELIMITED:
-            try:
-                name = data[inner:inner_end].decode("utf-8")
-            except UnicodeDecodeError:
-                raise BadExample("a feature's name is not UTF-8") from None
-        elif number == 2 and wire == DELIMITED:
-            feature = _parse_feature(data, inner, inner_end)
-    return name, feature
-
-
-def _parse_feature(data: bytes, start: int, end: int) -> Feature | None:
-    feature: Feature | None = None
-    for number, wire, inner, inner_end in read_fields(data, start, end):
-        if wire != DELIMITED:
-            continue
-        if number == 1:
-            spans = []
-            for one, one_wire, value, value_end in read_fields(data, inner, inner_end):
-                if one == 1 and one_wire == DELIMITED:
-                    spans.append((value, value_end - value))
-                    if len(spans) > _MOST_STRINGS:
-                        raise BadExample(f"a feature has more than {_MOST_STRINGS:,} strings")
-            feature = BytesFeature(tuple(spans)) if spans else None
-        elif number == 2:
-            feature = _parse_floats(data, inner, inner_end)
-        elif number == 3:
-            feature = _parse_integers(data, inner, inner_end)
-    return feature
-
-
-def _parse_floats(data: bytes, start: int, end: int) -> npt.NDArray[np.float32] | None:
-    pieces = []
-    for number, wire, value, value_end in read_fields(data, start, end):
-        if number == 1 and wire in (DELIMITED, FIXED32):
-            if (value_end - value) % 4:
-                raise BadExample("a list of floats does not end with a float")
-            pieces.append(data[value:value_end])
-    values = np.frombuffer(b"".join(pieces), "<f4")
-    return values if values.size else None
-
-
-def _parse_integers(data: bytes, start: int, end: int) -> npt.NDArray[np.int64] | None:
-    pieces = []
-    for number, wire, value, value_end in read_fields(data, start, end):
-        if number == 1 and wire in (DELIMITED, VARINT):
-            pieces.append(data[value:value_end])
-    packed = b"".join(pieces)
-    if len(packed) > _MOST_NUMBERS:
-        raise BadExample(f"a feature has more than {_MOST_NUMBERS:,} bytes of integers")
-    return _decode_varints(packed) if packed else None
-
-
-def _decode_varints(packed: bytes) -> npt.NDArray[np.int64]:
-    if len(packed) == 1 and packed[0] < 0x80:  # a label, most of the time
-        return np.array([packed[0]], np.int64)
-    raw = np.frombuffer(packed, np.uint8)
-    ends = np.flatnonzero(raw < 0x80)
-    if not ends.size or ends[-1] != raw.size - 1:
-        raise BadExample("a list of integers ends inside of one")
-    starts = np.concatenate(([0], ends[:-1] + 1))
-    lengths = ends - starts + 1
-    if lengths.max() > 10:
-        raise BadExample("an integer of more than 64 bits")
-    values = np.zeros(ends.size, np.uint64)
-    for place in range(int(lengths.max())):
-        has = lengths > place
-        values[has] |= (raw[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * place)
-    return values.view(np.int64)
-
-
-def read_records(stream: BinaryIO, address: str) -> Iterator[tuple[int, bytes]]:
-    """Yield each record and where it begins, every byte checked.
-
-    Raises:
-        SourceError: the file is damaged, cut short, or not TFRecord.
-    """
-    try:
-        yield from tfrecord.read_records(stream)
-    except tfrecord.BadRecord as error:
-        if isinstance(error, tfrecord.NoRecord) and not error.at:
-            raise SourceError(
-                f"{address} is not a TFRecord file",
-                hint="compressed by zlib? decompress it first (gzip is understood)",
-            ) from error
-        raise SourceError(f"{address}: {error}") from error
-
-
-_PEEK_SAMPLES = 100
-# Feature -> the field that it makes, the field's kind, the type of its values.
-Features = Mapping[str, tuple[str, Kind, str]]
-_SUFFIXES = {Kind.TEXT: "txt", Kind.ARRAY: "npy", Kind.JSON: "json", Kind.BYTES: "bin"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,67 +97,26 @@ class _Seen:
         return Kind.TEXT if self.are_texts else Kind.BYTES
 
 
-class ExampleReader(SpooledReader):
-    """A sample per Example. Which features are fields, the first ones say: what at least half of them have.
-
-    Args:
-        chosen: what `choose` returned for all files, where these are only some of them.
+class ExampleReader(PeekingReader[_Example]):
+    """A sample per Example.
 
     Raises, when iterated:
         SourceError: a file is damaged, or its records are no Examples.
     """
 
-    def __init__(
-        self, place: Place, files: list[PlacedFile], spool: Spool, chosen: Features | None = None
-    ) -> None:
-        self.root = place.root
-        self._chosen = chosen
-        self.ignored: dict[str, int] = {}
-        self.files = files
-        self._place, self._spool = place, spool
-        self._names: dict[str, str] = {}  # feature -> field
-        self._kinds: dict[str, Kind] = {}
-        self._dtypes: dict[str, str] = {}
-        self._numbers: dict[str, NumberColumn] = {}
-
-    def _read(self) -> Iterator[Record | Rejection]:
-        others: Counter[str] = Counter()
-        examples = self._examples()
-        first = list(itertools.islice(examples, _PEEK_SAMPLES)) if self._chosen is None else []
-        self._set_fields(self._choose_fields(first) if self._chosen is None else self._chosen)
-        for example in itertools.chain(first, examples):
-            others.update(f"feature {name}" for name in example.features if name not in self._names)
-            yield self._read_example(example)
-        self.ignored = dict(sorted(others.items()))
-
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(
-            self._numbers[feature].field() if feature in self._numbers else Field(name, self._kinds[feature])
-            for feature, name in self._names.items()
-        )
-
-    def _examples(self) -> Generator[_Example]:
+    def _samples(self) -> Generator[_Example]:
         for file in self.files:
             address = self._place.address(file.path)
             with self._place.open(file.path) as raw:
-                is_compressed = raw.read(2) == b"\x1f\x8b"
+                is_packed = raw.read(2) == b"\x1f\x8b"
                 raw.seek(0)
-                stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_compressed else raw
-                try:
+                stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_packed else raw
+                with decompressing(address) if is_packed else contextlib.nullcontext():
                     for number, (start, data) in enumerate(read_records(stream, address)):
-                        features = _parse(data, address, start, number)
-                        yield _Example(file, number, None if is_compressed else start, data, features)
-                except (OSError, EOFError, zlib.error) as error:
-                    if not is_compressed or isinstance(error, FeedrateError):
-                        raise
-                    raise SourceError(f"{address} cannot be decompressed: {error}") from error
+                        features = _parse(data, f"{address}: record {number:,} at byte {start:,}")
+                        yield _Example(file, number, None if is_packed else start, data, features)
 
-    def choose(self) -> Features:
-        """Return which features are fields; reads the first examples only."""
-        with explained(self.root), self._spool, contextlib.closing(self._examples()) as examples:
-            return self._choose_fields(list(itertools.islice(examples, _PEEK_SAMPLES)))
-
-    def _choose_fields(self, first: list[_Example]) -> Features:
+    def _choose(self, first: Sequence[_Example]) -> Features:
         if not first:
             raise SourceError(f"no records in {self._place.address(self.files[0].path)}")
         seen: dict[str, _Seen] = {}
@@ -293,38 +124,28 @@ class ExampleReader(SpooledReader):
             for name, feature in example.features.items():
                 seen.setdefault(name, _Seen()).add(feature, example.data)
         kinds = {name: kind for name, one in seen.items() if (kind := one.kind(name, len(first))) is not None}
-        if not any(kind is Kind.NUMBER and is_label_name(name) for name, kind in kinds.items()):
-            # No number is the label, so a word of that name is.
-            word = next((n for n, kind in kinds.items() if kind is Kind.TEXT and is_label_name(n)), None)
-            kinds |= {word: Kind.NUMBER} if word is not None else {}
-        names = name_fields(kinds)
-        order = sorted(names, key=lambda name: (names[name] != "image", names[name] != "label"))
-        dtypes = {name: next(iter(seen[name].types)) for name in order}
-        return {name: (names[name], kinds[name], dtypes[name]) for name in order}
+        kinds |= dict.fromkeys(find_word_labels(kinds)[:1], Kind.NUMBER)
+        names = Columns(kinds).names
+        return {name: (names[name], kinds[name], next(iter(seen[name].types))) for name in names}
 
-    def _set_fields(self, features: Features) -> None:
-        self._names = {feature: name for feature, (name, _, _) in features.items()}
-        self._kinds = {feature: kind for feature, (_, kind, _) in features.items()}
-        self._dtypes = {feature: dtype for feature, (_, _, dtype) in features.items()}
-        self._numbers = {
-            f: NumberColumn(name) for f, name in self._names.items() if self._kinds[f] is Kind.NUMBER
-        }
+    def _use(self, chosen: Features) -> None:
+        kinds = {feature: kind for feature, (_, kind, _) in chosen.items()}
+        self._columns = Columns(kinds, {feature: name for feature, (name, _, _) in chosen.items()})
+        self._dtypes = {feature: dtype for feature, (_, _, dtype) in chosen.items()}
+
+    def _read_samples(
+        self, samples: Iterable[_Example], others: Counter[str]
+    ) -> Iterator[Record | Rejection]:
+        for example in samples:
+            others.update(f"feature {name}" for name in example.features if name not in self._columns.names)
+            yield self._read_example(example)
 
     def _read_example(self, example: _Example) -> Record | Rejection:
         name = record_name(example.file.path, example.number)
-        values: dict[str, Value] = {}
-        wanted = ""
-        try:
-            for feature, wanted in self._names.items():
-                values[wanted] = self._read_feature(feature, example, name)
-        except (UnusableValue, ValueError) as error:
-            return Rejection(printable(name), wanted, str(error))
-        return Record(name, values)
+        return self._columns.read(name, lambda feature, path: self._read_feature(feature, example, path))
 
     def _read_feature(self, name: str, example: _Example, path: bytes) -> Value:
-        feature, kind = example.features.get(name), self._kinds[name]
-        field_name = self._names[name]
-        where = path + (b"" if field_name == "image" else b"." + field_name.encode())
+        feature, kind = example.features.get(name), self._columns.kinds[name]
         if feature is None and kind in (Kind.ARRAY, Kind.JSON, Kind.TEXT):
             # A list without values is not written at all.
             if kind is Kind.ARRAY and self._dtypes[name] != "bytes":
@@ -335,39 +156,121 @@ class ExampleReader(SpooledReader):
             raise UnusableValue(f"the example has no '{name}', and the first ones had")
         if not isinstance(feature, BytesFeature):
             if kind is Kind.NUMBER and feature.size == 1:
-                return self._numbers[name].add(feature[0].item())
+                return self._columns.numbers[name].add(feature[0].item())
             if kind is Kind.ARRAY and feature.dtype.name == self._dtypes[name]:
-                return self._spool.keep(where + b".npy", dump_array(feature))
+                return self._spool.keep(path + b".npy", dump_array(feature))
         elif kind is Kind.JSON:
             texts = [example.data[start : start + size].decode("utf-8") for start, size in feature.spans]
-            return self._spool.keep(where + b".json", json.dumps(texts, ensure_ascii=False).encode())
+            return self._spool.keep(path + b".json", json.dumps(texts, ensure_ascii=False).encode())
         elif len(feature.spans) == 1 and (kind is not Kind.ARRAY or self._dtypes[name] == "bytes"):
             start, size = feature.spans[0]
             value = example.data[start : start + size]
             if kind is Kind.NUMBER:
-                return self._numbers[name].add(value.decode("utf-8"))
+                return self._columns.numbers[name].add(value.decode("utf-8"))
             suffix = image_suffix(value) or "bin" if kind in (Kind.IMAGE, Kind.MASK) else _SUFFIXES[kind]
-            where += b"." + suffix.encode()
+            path += b"." + suffix.encode()
             if example.start is None:
-                return self._spool.add(where, value, example.file.mtime_ns)
-            return FileRange(where, size, example.file.path, example.start + start, example.file.mtime_ns)
+                return self._spool.add(path, value, example.file.mtime_ns)
+            return FileRange(path, size, example.file.path, example.start + start, example.file.mtime_ns)
         raise UnusableValue(f"the feature '{name}' holds something else than in the first examples")
 
 
-def _parse(data: bytes, address: str, start: int, number: int) -> dict[str, Feature]:
+def _parse(data: bytes, where: str) -> dict[str, Feature]:
     try:
         features = parse_example(data)
     except BadMessage as error:
-        raise SourceError(
-            f"{address}: record {number:,} at byte {start:,} is not a tf.train.Example: {error}",
-            hint="records of tf.train.Example, uncompressed or gzip, can be packed",
-        ) from None
+        raise SourceError(f"{where} is not a tf.train.Example: {error}", hint=_HINT) from None
     if not features:
-        raise SourceError(
-            f"{address}: record {number:,} at byte {start:,} is not a tf.train.Example with features",
-            hint="records of tf.train.Example, uncompressed or gzip, can be packed",
-        )
+        raise SourceError(f"{where} is not a tf.train.Example with features", hint=_HINT)
     return features
+
+
+def read_records(stream: BinaryIO, address: str) -> Iterator[tuple[int, bytes]]:
+    """Yield each record and where it begins, every byte checked.
+
+    Raises:
+        SourceError: the file is damaged, cut short, or not TFRecord.
+    """
+    try:
+        yield from tfrecord.read_records(stream)
+    except tfrecord.BadRecord as error:
+        if isinstance(error, tfrecord.NoRecord) and not error.at:
+            raise SourceError(
+                f"{address} is not a TFRecord file",
+                hint="compressed by zlib? decompress it first (gzip is understood)",
+            ) from error
+        raise SourceError(f"{address}: {error}") from error
+
+
+def parse_example(data: bytes) -> dict[str, Feature]:
+    """Return the features of an Example, sorted by name; one without values is left out.
+
+    Raises:
+        BadMessage: these are not the bytes of an Example, or more than is understood here.
+    """
+    features: dict[str, Feature] = {}
+    for name, kind, start, stop in tfrecord.read_features(data):
+        if len(features) >= _MOST_FEATURES:
+            raise BadMessage(f"it has more than {_MOST_FEATURES:,} features")
+        # The last one of a name counts, as in every protobuf map.
+        features.pop(name, None)
+        feature = _PARSERS[kind](data, start, stop) if kind else None
+        if feature is not None:
+            features[name] = feature
+    return dict(sorted(features.items()))
+
+
+def _parse_strings(data: bytes, start: int, end: int) -> BytesFeature | None:
+    spans = []
+    for number, wire, value, value_end in read_fields(data, start, end):
+        if number == 1 and wire == DELIMITED:
+            spans.append((value, value_end - value))
+            if len(spans) > _MOST_STRINGS:
+                raise BadMessage(f"a feature has more than {_MOST_STRINGS:,} strings")
+    return BytesFeature(tuple(spans)) if spans else None
+
+
+def _parse_floats(data: bytes, start: int, end: int) -> npt.NDArray[np.float32] | None:
+    pieces = []
+    for number, wire, value, value_end in read_fields(data, start, end):
+        if number == 1 and wire in (DELIMITED, FIXED32):
+            if (value_end - value) % 4:
+                raise BadMessage("a list of floats does not end with a float")
+            pieces.append(data[value:value_end])
+    values = np.frombuffer(b"".join(pieces), "<f4")
+    return values if values.size else None
+
+
+def _parse_integers(data: bytes, start: int, end: int) -> npt.NDArray[np.int64] | None:
+    pieces = []
+    for number, wire, value, value_end in read_fields(data, start, end):
+        if number == 1 and wire in (DELIMITED, VARINT):
+            pieces.append(data[value:value_end])
+    packed = b"".join(pieces)
+    if len(packed) > _MOST_NUMBERS:
+        raise BadMessage(f"a feature has more than {_MOST_NUMBERS:,} bytes of integers")
+    return _decode_varints(packed) if packed else None
+
+
+def _decode_varints(packed: bytes) -> npt.NDArray[np.int64]:
+    if len(packed) == 1 and packed[0] < 0x80:  # a label, most of the time
+        return np.array([packed[0]], np.int64)
+    raw = np.frombuffer(packed, np.uint8)
+    ends = np.flatnonzero(raw < 0x80)
+    if not ends.size or ends[-1] != raw.size - 1:
+        raise BadMessage("a list of integers ends inside of one")
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise BadMessage("an integer of more than 64 bits")
+    values = np.zeros(ends.size, np.uint64)
+    for place in range(int(lengths.max())):
+        has = lengths > place
+        values[has] |= (raw[starts[has] + place].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * place)
+    return values.view(np.int64)
+
+
+_PARSERS = {tfrecord.BYTES: _parse_strings, tfrecord.FLOATS: _parse_floats, tfrecord.INTS: _parse_integers}
 
 
 def _is_text(value: bytes) -> bool:

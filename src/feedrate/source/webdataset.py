@@ -6,23 +6,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from feedrate.errors import SourceError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Kind
 from feedrate.progress import Rejection
-from feedrate.remote.addresses import Place, PlacedFile, explained
+from feedrate.remote.addresses import Place
 from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
-from feedrate.source.labels import NumberColumn
+from feedrate.source.columns import Columns, PeekingReader
 from feedrate.source.names import Repeats, is_hidden, is_mask_name, kind_of_suffix, safe_field
-from feedrate.source.record import Record, Value
-from feedrate.source.spool import Spool, SpooledReader
+from feedrate.source.record import Record, Spool, Value
 from feedrate.source.values import UnusableValue
 from feedrate.units import printable
 
-_PEEK_SAMPLES = 100
 _MOST_MEMBERS = 1000  # of one sample
 _LONGEST_NUMBER = 1000  # characters
 _LABEL_SUFFIXES = frozenset(("cls", "class"))
@@ -37,11 +35,8 @@ class _Group:
     top: bytes = b""
 
 
-class ShardReader(SpooledReader):
-    """A sample per key. Which fields there are, the first samples say: what at least half of them have.
-
-    Args:
-        chosen: what `choose` returned for all shards, where these are only some of them.
+class ShardReader(PeekingReader[_Group]):
+    """A sample per key.
 
     Raises, when iterated:
         SourceError: a shard is refused, or there are no samples.
@@ -50,30 +45,10 @@ class ShardReader(SpooledReader):
     def __init__(
         self, place: Place, archives: list[Archive], spool: Spool, chosen: Mapping[str, Kind] | None = None
     ) -> None:
-        self.root = place.root
-        self._chosen = chosen
-        self.ignored: dict[str, int] = {}
-        self._archives, self._spool = archives, spool
-        self._fields: dict[str, Kind] = {}
-        self._numbers: dict[str, NumberColumn] = {}
+        super().__init__(place, [archive.file for archive in archives], spool, chosen)
+        self._archives = archives
 
-    def _read(self) -> Iterator[Record | Rejection]:
-        others: Counter[str] = Counter()
-        groups = self._groups()
-        first = list(itertools.islice(groups, _PEEK_SAMPLES)) if self._chosen is None else []
-        self._set_fields(self._choose_fields(first) if self._chosen is None else self._chosen)
-        with contextlib.closing(Bytes(self.root, self._spool.folder)) as bytes_of:
-            for group in itertools.chain(first, groups):
-                yield self._read_group(group, bytes_of, others)
-        self.ignored = dict(sorted(others.items()))
-
-    def fields(self) -> tuple[Field, ...]:
-        return tuple(
-            self._numbers[name].field() if kind is Kind.NUMBER else Field(name, kind)
-            for name, kind in self._fields.items()
-        )
-
-    def _groups(self) -> Generator[_Group]:
+    def _samples(self) -> Generator[_Group]:
         for archive in self._archives:
             group = _Group(b"")
             keys = Repeats()
@@ -105,16 +80,7 @@ class ShardReader(SpooledReader):
                     hint="WebDataset needs a sample's files one behind the other: tar --sort=name does that",
                 )
 
-    @property
-    def files(self) -> list[PlacedFile]:
-        return [archive.file for archive in self._archives]
-
-    def choose(self) -> Mapping[str, Kind]:
-        """Return which fields there are; reads the first samples only."""
-        with explained(self.root), self._spool, contextlib.closing(self._groups()) as groups:
-            return self._choose_fields(list(itertools.islice(groups, _PEEK_SAMPLES)))
-
-    def _choose_fields(self, first: list[_Group]) -> Mapping[str, Kind]:
+    def _choose(self, first: Sequence[_Group]) -> Mapping[str, Kind]:
         if not first:
             where = self._archives[0].address if self._archives else self.root
             raise SourceError(f"no samples in {where}")
@@ -122,47 +88,47 @@ class ShardReader(SpooledReader):
         for group in first:
             counts.update(_fields_of(group).keys())
         wanted = {name: kind for (name, kind), count in counts.items() if count * 2 >= len(first)}
-        order = sorted(wanted, key=lambda name: (name != "image", name != "label"))
-        return {name: wanted[name] for name in order}
+        return {name: wanted[name] for name in Columns(wanted, {name: name for name in wanted}).names}
 
-    def _set_fields(self, fields: Mapping[str, Kind]) -> None:
-        self._fields = dict(fields)
-        self._numbers = {name: NumberColumn(name) for name, kind in fields.items() if kind is Kind.NUMBER}
+    def _use(self, chosen: Mapping[str, Kind]) -> None:
+        self._columns = Columns(chosen, {name: name for name in chosen})
 
-    def _read_group(self, group: _Group, bytes_of: Bytes, others: Counter[str]) -> Record | Rejection:
-        found = _fields_of(group)
-        values: dict[str, Value] = {}
-        name = "image"
-        try:
-            for name, kind in self._fields.items():
-                if (name, kind) not in found:
-                    return _missing(group, name)
-                value = group.members[found.pop((name, kind))].value
-                values[name] = value
-                if kind is Kind.NUMBER:
-                    self._spool.flush()
-                    values[name] = self._number(name, bytes_of.read(value))
-        except (UnusableValue, ValueError) as error:
-            return Rejection(printable(group.top + group.key), name, str(error))
-        others.update(f".{extension}" for extension in found.values())
-        return Record(group.top + group.key, values)
+    def _read_samples(self, samples: Iterable[_Group], others: Counter[str]) -> Iterator[Record | Rejection]:
+        with contextlib.closing(Bytes(self.root, self._spool.folder)) as bytes_of:
+            for group in samples:
+                found = _fields_of(group)
+                sample = self._read_group(group, found, bytes_of)
+                if isinstance(sample, Record):
+                    used = self._columns.kinds.items()
+                    others.update(f".{extension}" for field, extension in found.items() if field not in used)
+                yield sample
+
+    def _read_group(
+        self, group: _Group, found: Mapping[tuple[str, Kind], str], bytes_of: Bytes
+    ) -> Record | Rejection:
+        def read(name: str, _: bytes) -> Value:
+            kind = self._columns.kinds[name]
+            if (name, kind) not in found:
+                raise UnusableValue("the sample has no such member, and the first ones had")
+            value = group.members[found[name, kind]].value
+            if kind is not Kind.NUMBER:
+                return value
+            self._spool.flush()
+            return self._number(name, bytes_of.read(value))
+
+        return self._columns.read(group.top + group.key, read)
 
     def _number(self, name: str, data: bytes) -> Value:
         text = data[:_LONGEST_NUMBER].decode("utf-8", "strict").strip()
         if not text or len(data) > _LONGEST_NUMBER:
             raise UnusableValue(f"holds {len(data):,} bytes, which is no label")
+        numbers = self._columns.numbers[name]
         for kind in (int, float):
             try:
-                return self._numbers[name].add(kind(text))
+                return numbers.add(kind(text))
             except ValueError:
                 continue
-        return self._numbers[name].add(text)
-
-
-def _missing(group: _Group, name: str) -> Rejection:
-    return Rejection(
-        printable(group.top + group.key), name, "the sample has no such member, and the first ones had"
-    )
+        return numbers.add(text)
 
 
 def split_name(name: bytes) -> tuple[bytes, str]:

@@ -31,15 +31,8 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _LOCAL = struct.Struct("<4s5H3I2H")
 _LARGEST_ENTRY = _ENTRY.size + 3 * 65_535
 _METHODS = {
-    1: "shrink",
-    6: "implode",
-    9: "deflate64",
-    12: "bzip2",
-    14: "LZMA",
-    93: "zstandard",
-    95: "xz",
-    99: "AES",
-}
+    1: "shrink", 6: "implode", 9: "deflate64", 12: "bzip2", 14: "LZMA", 93: "zstandard", 95: "xz", 99: "AES"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
         )
 
 
-def locate_data(stream: BinaryIO, archive: str, member: ZipMember, name: bytes) -> int:
+def locate_data(stream: BinaryIO, archive: str, member: ZipMember) -> int:
     """Return where a member's data begin, and see that its own header tells what the directory told.
 
     Raises:
@@ -108,9 +101,9 @@ def locate_data(stream: BinaryIO, archive: str, member: ZipMember, name: bytes) 
     try:
         head = stream.read(header_bytes(len(member.name)))
         head += stream.read(max(0, data_start(head) - len(head)))
-        return member.header + _check_local(head, member.place(), member.size_bytes, name)
+        return member.header + _check_local(head, member.place(), member.size_bytes, member.name)
     except UnusableValue as error:
-        raise SourceError(f"{archive}: '{printable(name)}' {error}: refused") from None
+        raise SourceError(f"{archive}: '{printable(member.name)}' {error}: refused") from None
 
 
 def read_member(data: bytes, place: tuple[int, ...], size_bytes: int) -> bytes:
@@ -210,11 +203,10 @@ def _find_directory(stream: BinaryIO, archive: str, size_bytes: int) -> _Directo
 def _parse_entry(buffer: bytes, at: int, archive: str, number: int, shift: int) -> tuple[ZipMember, int]:
     if len(buffer) < at + _ENTRY.size or buffer[at : at + 4] != b"PK\1\2":
         raise SourceError(f"{archive}: its directory is damaged at member {number + 1:,}")
-    fields = _ENTRY.unpack_from(buffer, at)
-    _, made_by, _, flags, method, _, _, crc32, packed, size, name_bytes, extra_bytes, comment_bytes = fields[
-        :13
-    ]
-    attributes, header = fields[15], fields[16]
+    _, made_by, _, flags, method, _, _, crc32, packed, size, *lengths, _, _, attributes, header = (
+        _ENTRY.unpack_from(buffer, at)
+    )
+    name_bytes, extra_bytes, comment_bytes = lengths
     length = _ENTRY.size + name_bytes + extra_bytes + comment_bytes
     data = buffer[at : at + length]
     name = data[_ENTRY.size : _ENTRY.size + name_bytes]
@@ -237,25 +229,21 @@ def _parse_entry(buffer: bytes, at: int, archive: str, number: int, shift: int) 
 
 
 def _check_entry(member: ZipMember, archive: str, directory_offset: int) -> None:
-    problem, hint = _problem(member, directory_offset)
+    packed_bytes, size_bytes = member.packed_bytes, member.size_bytes
+    problem, hint = describe_bomb(size_bytes, packed_bytes), None
+    largest = packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
+    if member.flags & (1 | 64 | 8192) or member.method == 99:
+        problem, hint = "is encrypted", "unpack it with its password, and pack the folder"
+    elif member.method not in (STORED, DEFLATED):
+        how = _METHODS.get(member.method, f"method {member.method}")
+        problem = f"is compressed by {how}; stored and deflated members can be read"
+        hint = "unpack it, and pack the folder"
+    elif member.header + _LOCAL.size + packed_bytes > directory_offset:
+        problem = "should lie where the zip's directory is: it is damaged, or lies about the size"
+    elif size_bytes > largest or (member.method == STORED and size_bytes != packed_bytes):
+        problem = f"declares {size_bytes:,} bytes in {packed_bytes:,}, which cannot be: refused"
     if problem is not None:
         raise SourceError(f"{archive}: '{printable(member.name)}' {problem}", hint=hint)
-
-
-def _problem(member: ZipMember, directory_offset: int) -> tuple[str | None, str | None]:
-    packed_bytes, size_bytes = member.packed_bytes, member.size_bytes
-    if member.flags & (1 | 64 | 8192) or member.method == 99:
-        return "is encrypted", "unpack it with its password, and pack the folder"
-    if member.method not in (STORED, DEFLATED):
-        how = _METHODS.get(member.method, f"method {member.method}")
-        words = f"is compressed by {how}; stored and deflated members can be read"
-        return words, "unpack it, and pack the folder"
-    if member.header + _LOCAL.size + packed_bytes > directory_offset:
-        return "should lie where the zip's directory is: it is damaged, or lies about the size", None
-    largest = packed_bytes * (_DEFLATE_RATIO if member.method == DEFLATED else 1) + 64
-    if size_bytes > largest or (member.method == STORED and size_bytes != packed_bytes):
-        return f"declares {size_bytes:,} bytes in {packed_bytes:,}, which cannot be: refused", None
-    return describe_bomb(size_bytes, packed_bytes), None
 
 
 def describe_bomb(size_bytes: int, packed_bytes: int) -> str | None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
-from feedrate.doctor.findings.catalogue import CATALOGUE
-from feedrate.doctor.findings.diagnose import ALL
+from feedrate.doctor.findings.catalogue import CATALOGUE, REMEDIES
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis
 from support.doctor_runs import MS, FakeLoop
@@ -42,7 +41,7 @@ def test_the_catalogue_holds_every_promised_code() -> None:
 
 
 def test_every_cure_that_the_catalogue_names_can_be_judged() -> None:
-    source = "".join(Path(str(make.__code__.co_filename)).read_text() for make in ALL)
+    source = "".join(Path(str(make.__code__.co_filename)).read_text() for make in REMEDIES)
     named = {cure for entry in CATALOGUE for cure in entry.cures}
     assert {cure for cure in named if f'"{cure}"' not in source} == set()
 

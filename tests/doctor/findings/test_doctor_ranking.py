@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from feedrate.doctor.analyse.machine_summary import MachineSummary
-from feedrate.doctor.findings.catalogue import CATALOGUE, rank
+from feedrate.doctor.findings.catalogue import CATALOGUE
+from feedrate.doctor.findings.diagnose import rank
 from feedrate.doctor.hook.feedrate_hook import layout
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge

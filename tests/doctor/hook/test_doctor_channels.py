@@ -15,7 +15,7 @@ from support.doctor_scripts import run_script
 
 torch = pytest.importorskip("torch")
 
-from feedrate.doctor.hook.feedrate_hook.experiment import batches, channels  # noqa: E402
+from feedrate.doctor.hook.feedrate_hook.experiment import batches, replay  # noqa: E402
 
 LAST = torch.channels_last
 
@@ -48,8 +48,8 @@ def make_loop(model: Any, *, set_to_none: bool = True) -> Callable[[Any], float]
     return train
 
 
-def note(model: Any, *inputs: Any) -> channels.Called:
-    called = channels.Called()
+def note(model: Any, *inputs: Any) -> replay.Called:
+    called = replay.Called()
     called.begin()
     try:
         model(*inputs)
@@ -58,8 +58,8 @@ def note(model: Any, *inputs: Any) -> channels.Called:
     return called
 
 
-def make_feed(called: channels.Called, batch: Any) -> channels.ChannelsLast:
-    return channels.ChannelsLast(SimpleNamespace(pace_s=0.05), [batches.Kept(batch)], called)
+def make_feed(called: replay.Called, batch: Any) -> replay.ChannelsLast:
+    return replay.ChannelsLast(SimpleNamespace(pace_s=0.05), [batches.Kept(batch)], called)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -96,16 +96,16 @@ def test_steps_in_both_layouts_take_turns_and_are_counted_apart() -> None:
     feed.start()
     model.layouts.clear()
     facts: list[Any] = []
-    feed._book = SimpleNamespace(pace_s=1e6, measured=lambda *fact: facts.append(fact))
-    for _ in range(feed.warmup + 4 * channels.BLOCK_STEPS):
+    feed._log = SimpleNamespace(pace_s=1e6, measured=lambda *fact: facts.append(fact))
+    for _ in range(feed.warmup + 4 * replay.BLOCK_STEPS):
         assert not feed.is_over()
         train(feed.next())
-    last, plain = [True] * channels.BLOCK_STEPS, [False] * channels.BLOCK_STEPS
+    last, plain = [True] * replay.BLOCK_STEPS, [False] * replay.BLOCK_STEPS
     assert model.layouts == [True] * feed.warmup + (last + plain) * 2
     assert feed.write()
     feed.stop()
     assert {is_last: spent.steps for is_last, spent in feed._spent.items()} == {True: 10, False: 10}
-    assert facts[0][2] == 4 * channels.BLOCK_STEPS
+    assert facts[0][2] == 4 * replay.BLOCK_STEPS
 
 
 def test_the_layout_changes_no_value() -> None:
@@ -141,7 +141,7 @@ def test_a_model_in_inference_mode_is_converted_and_put_back() -> None:
 
 def test_models_that_a_loop_calls_one_by_one_are_all_found() -> None:
     first, second = Net(), torch.nn.Conv2d(3, 3, 3)
-    called = channels.Called()
+    called = replay.Called()
     called.begin()
     first(second(torch.rand(2, 3, 9, 9)))
     called.end()
@@ -171,7 +171,7 @@ def test_batches_are_laid_out_as_a_loaders_and_the_model_stays_as_it_is(kind: An
     strides = {name: tensor.stride() for name, tensor in model.state_dict().items()}
     kept = batches.Kept({"image": images, "label": torch.arange(4)})
     assert kept.has_images()
-    feed = channels.LoaderLayout(SimpleNamespace(pace_s=0.05), [kept])
+    feed = replay.LoaderLayout(SimpleNamespace(pace_s=0.05), [kept])
     feed.start()
     batch = feed.give()
     assert batch["image"].is_contiguous(memory_format=LAST)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.doctor.hook.feedrate_hook.record.pipeline import describe_pipeline
+from feedrate.doctor.hook.feedrate_hook.record.describe import describe_pipeline
 from support.hooked import PREAMBLE, Run, run_script
 
 pytest.importorskip("torch", reason="torch is not installed")

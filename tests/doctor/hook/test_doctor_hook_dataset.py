@@ -10,7 +10,7 @@ import pytest
 
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.sample import Views
-from feedrate.doctor.hook.feedrate_hook.record import parts, prelude
+from feedrate.doctor.hook.feedrate_hook.record import parts
 from support.hooked import PREAMBLE, Run, run_script
 from support.judged_runs import judge
 
@@ -168,44 +168,43 @@ def test_a_run_with_all_of_it_is_measured_as_it_was_written(tmp_path: Path) -> N
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> prelude.Prelude:
+def begun(monkeypatch: pytest.MonkeyPatch) -> parts.Prelude:
     now = iter(range(0, 10**9, 10))
     monkeypatch.setattr("feedrate.doctor.hook.feedrate_hook.clock.wall_ns", lambda: next(now))
     monkeypatch.setattr("feedrate.doctor.hook.feedrate_hook.clock.cpu_ns", lambda: 0)
-    return prelude.Prelude()
+    return parts.Prelude()
 
 
-def test_of_very_many_calls_some_stand_for_the_others(begun: prelude.Prelude) -> None:
+def test_of_very_many_calls_some_stand_for_the_others(begun: parts.Prelude) -> None:
     timed = 0
     for _ in range(10_000):
         if begun.enter("decode", "decode:PIL"):
             timed += 1
             begun.leave()
-    (part,) = begun._parts()
+    (part,) = begun.described_parts()
     assert timed == 2000 + 500
     assert part["calls"] == 10_000
     assert part["wall_ns"] == 10_000 * 10  # each mark moves the clock by 10
 
 
-def test_a_decoder_that_another_one_calls_is_not_counted_twice(begun: prelude.Prelude) -> None:
+def test_a_decoder_that_another_one_calls_is_not_counted_twice(begun: parts.Prelude) -> None:
     for _ in range(5000):
         is_timed = begun.enter("decode", "decode:librosa.load")
         if begun.enter("decode", "decode:soundfile.read"):
             begun.leave()
         if is_timed:
             begun.leave()
-    assert [part["name"] for part in begun._parts()] == ["decode:librosa.load"]
+    assert [part["name"] for part in begun.described_parts()] == ["decode:librosa.load"]
 
 
-def test_transforms_before_the_first_batch_are_left_untimed(begun: prelude.Prelude) -> None:
+def test_transforms_before_the_first_batch_are_left_untimed(begun: parts.Prelude) -> None:
     assert not begun.enter("transform", "transform:PIL.resize")
-    assert begun._parts() == []
+    assert begun.described_parts() == []
 
 
 def test_a_worker_that_was_spawned_forgets_its_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "open_fetches", {})
-    monkeypatch.setattr(prelude, "open_fetches", parts.open_fetches)
-    prelude.begin()
+    parts.begin_prelude()
     assert parts.open_fetches
-    prelude.forget()
+    parts.end_prelude(is_forgotten=True)
     assert not parts.open_fetches

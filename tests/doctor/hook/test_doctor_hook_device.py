@@ -11,7 +11,7 @@ import pytest
 
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.hook.feedrate_hook.record import training
-from feedrate.doctor.hook.feedrate_hook.record.device import Device
+from feedrate.doctor.hook.feedrate_hook.record.training import Device
 from feedrate.doctor.hook.feedrate_hook.session import session
 
 

@@ -293,8 +293,10 @@ print(session.recent_indices(iterator))
 
 
 EXPERIMENTS = """
+from feedrate_hook.session import session
+
 class Experiments:
-    def __init__(self, session):
+    def __init__(self):
         self.session, self.kept, self.count = session, [], 0
 
     def on_next(self, iterator, take):

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from feedrate.doctor.hook.feedrate_hook import clock
-from feedrate.doctor.hook.feedrate_hook.record import draws, fetching, parts
-from feedrate.doctor.hook.feedrate_hook.session import Turns
+from feedrate.doctor.hook.feedrate_hook.record import fetching, parts, samples
+from feedrate.doctor.hook.feedrate_hook.session import ProbeSchedule
 
 
 def count_probed(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> tuple[int, int]:
     """Return how many of the first 128 steps are probed, and how many of the next 128."""
     now = 10**9
     monkeypatch.setattr(clock, "wall_ns", lambda: now)
-    turns, probed = Turns(), []
+    turns, probed = ProbeSchedule(), []
     for number in range(256):
         probed.append(turns.is_probed(number))
         now += step_ns
@@ -35,7 +35,7 @@ def test_what_a_loop_does_every_few_steps_is_probed_as_often_as_the_rest(
 ) -> None:
     now = 10**9
     monkeypatch.setattr(clock, "wall_ns", lambda: now)
-    turns = Turns()
+    turns = ProbeSchedule()
     probed = [number for number in range(128 * 30) if turns.is_probed(number) and number >= 128]
     phases = np.bincount([number % period for number in probed], minlength=period)
     assert phases.max() - phases.min() <= 2
@@ -84,20 +84,20 @@ def test_fewer_fetches_are_timed_once_many_were(monkeypatch: pytest.MonkeyPatch)
 def numpy_state() -> Iterator[None]:
     """The global generator as a fresh process has it; afterwards as it was."""
     before = np.random.get_state()
-    draws._Twister.bits, draws._Twister.address = None, 0
+    samples._Twister.bits, samples._Twister.address = None, 0
     yield
     np.random.set_state(before)
-    draws._Twister.bits, draws._Twister.address = None, 0
+    samples._Twister.bits, samples._Twister.address = None, 0
 
 
 def is_drawn(draw: Callable[[], object]) -> bool:
     """Watch one sample that calls `draw`."""
-    draws.Sample.is_wanted = True
-    draws.Sample.undrawn = 5
-    draws.begin_sample()
+    samples.Sample.is_wanted = True
+    samples.Sample.undrawn = 5
+    samples.begin_sample()
     draw()
-    draws.end_sample()
-    return draws.Sample.undrawn == 0
+    samples.end_sample()
+    return samples.Sample.undrawn == 0
 
 
 @pytest.mark.usefixtures("numpy_state")
@@ -120,9 +120,9 @@ def test_the_second_of_two_normal_numbers_is_noticed_too() -> None:
 @pytest.mark.usefixtures("numpy_state")
 def test_numpys_state_is_read_in_place_until_a_sample_draws() -> None:
     assert not is_drawn(lambda: None)
-    assert draws._Twister.address
+    assert samples._Twister.address
     is_drawn(np.random.rand)
-    assert not draws._Twister.address
+    assert not samples._Twister.address
 
 
 @pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="numpy is older than 1.24")

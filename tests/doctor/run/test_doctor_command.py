@@ -220,7 +220,7 @@ def write_readings(run: Path, *, cores: float | None, gpu: float | None, others:
     (run / "machine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in readings))
 
 
-def train_elsewhere(run: Path, *facts: Mapping[str, Any], **end: Any) -> DoctorError:
+def train_unseen(run: Path, *facts: Mapping[str, Any], **end: Any) -> DoctorError:
     write_facts(run, PROCESS, *(facts or (TENSORFLOW,)))
     with pytest.raises(DoctorError) as caught:
         check_seen(observe(run, seconds=10.0, **end))
@@ -229,7 +229,7 @@ def train_elsewhere(run: Path, *facts: Mapping[str, Any], **end: Any) -> DoctorE
 
 def test_of_another_framework_is_told_what_was_seen_from_outside_and_what_was_not(tmp_path: Path) -> None:
     write_readings(tmp_path, cores=0.5, gpu=0.31)
-    error = train_elsewhere(tmp_path)
+    error = train_unseen(tmp_path)
     assert str(error).startswith(
         "the command uses TensorFlow 2.20.0, and asked no DataLoader or feedrate.Loader for a batch: its "
         "steps, what they wait for and what a sample costs cannot be seen; from outside, in 10.0 s: it used "
@@ -254,24 +254,22 @@ def test_the_next_step_follows_from_what_the_machine_did(
     tmp_path: Path, cores: float, gpu: float | None, hint: str
 ) -> None:
     write_readings(tmp_path, cores=cores, gpu=gpu)
-    assert str(train_elsewhere(tmp_path).hint).startswith(hint)
+    assert str(train_unseen(tmp_path).hint).startswith(hint)
 
 
 def test_cores_that_were_not_read_are_not_called_idle(tmp_path: Path) -> None:
     write_readings(tmp_path, cores=None, gpu=None, others=None)
-    assert str(train_elsewhere(tmp_path).hint).startswith("it is not known how busy cores and disks are")
+    assert str(train_unseen(tmp_path).hint).startswith("it is not known how busy cores and disks are")
 
 
 def test_cores_that_other_processes_have_are_not_called_free(tmp_path: Path) -> None:
     write_readings(tmp_path, cores=0.5, gpu=None, others=1e4)
-    assert "all cores are busy, 10000.0 of them with other processes" in str(train_elsewhere(tmp_path).hint)
+    assert "all cores are busy, 10000.0 of them with other processes" in str(train_unseen(tmp_path).hint)
 
 
 def test_a_run_of_another_framework_that_was_interrupted_is_told_of_all_the_same(tmp_path: Path) -> None:
     write_readings(tmp_path, cores=0.5, gpu=None)
-    error = train_elsewhere(
-        tmp_path, {**TENSORFLOW, "module": "jax"}, exit_code=130, signal=2, interrupted=True
-    )
+    error = train_unseen(tmp_path, {**TENSORFLOW, "module": "jax"}, exit_code=130, signal=2, interrupted=True)
     assert "uses JAX 2.20.0" in str(error)
     assert "how busy a GPU was is not known" in str(error)
     assert "feedrate.jax.batches" in str(error.hint)
@@ -279,11 +277,11 @@ def test_a_run_of_another_framework_that_was_interrupted_is_told_of_all_the_same
 
 
 def test_a_run_of_another_framework_that_was_over_at_once_is_told_so(tmp_path: Path) -> None:
-    assert "it was too short to see what it used of the machine" in str(train_elsewhere(tmp_path))
+    assert "it was too short to see what it used of the machine" in str(train_unseen(tmp_path))
 
 
 def test_a_run_of_another_framework_that_failed_is_told_its_error(tmp_path: Path) -> None:
-    error = train_elsewhere(tmp_path, TENSORFLOW, CRASH, exit_code=1)
+    error = train_unseen(tmp_path, TENSORFLOW, CRASH, exit_code=1)
     assert "before its first batch: KeyError: 'root'" in str(error)
 
 

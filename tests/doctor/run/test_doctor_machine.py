@@ -78,10 +78,10 @@ def test_the_tree_holds_children_and_their_children_and_not_the_root(start: Any)
 def test_a_process_that_lost_its_parent_is_known_by_its_environment(start: Any, tmp_path: Path) -> None:
     process = start(ORPHANING, **{ENVIRONMENT: str(tmp_path)})
     process.wait()
-    elsewhere = 2**22 + 1  # no such process: nothing descends from it
-    names = [stat.name for stat in Tree(elsewhere, str(tmp_path), ignored=set()).look(0.0).values()]
+    nobody = 2**22 + 1  # no such process: nothing descends from it
+    names = [stat.name for stat in Tree(nobody, str(tmp_path), ignored=set()).look(0.0).values()]
     assert len(names) == 1
-    assert Tree(elsewhere, "/another/run", ignored=set()).look(0.0) == {}
+    assert Tree(nobody, "/another/run", ignored=set()).look(0.0) == {}
 
 
 def test_who_watches_does_not_belong_to_the_tree(start: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
 
 def test_the_sampler_imports_nothing_heavy() -> None:
     code = (
-        "import sys, feedrate.doctor.run.signal_relay; "
+        "import sys, feedrate.doctor.run.sampler; "
         "print(sorted({'numpy', 'torch', 'pyarrow', 'PIL', 'rich', 'psutil'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from feedrate import decode_batch, kernel
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS
 from feedrate.kernel import pillow
-from feedrate.loader import decode as module
+from feedrate.loader import decode_batch as module
 from feedrate.loader.device import gpu_decode
 from support.fake_gpu import FakeGpu
 from support.packs import encode_image, encode_mixed, make_noise
@@ -180,7 +180,7 @@ def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
     decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
     turns, on_cpu = gpu.launches.count("read_coefficients"), sum(by_cpu)
     monkeypatch.setattr(module, "_opened", {})
-    monkeypatch.setattr(f"feedrate.loader.decode.{limit}", value)
+    monkeypatch.setattr(f"feedrate.loader.decode_batch.{limit}", value)
     got = decode_batch(MIXED, boxes, 16, image_index=index, device="cuda")
     assert torch.equal(got, want)
     assert sum(by_cpu) == 2 * on_cpu

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,13 +82,13 @@ class Draft:
         """Take a step over, or say why not."""
         for remark in step.remarks:
             self.leave(f"{step.name}: {remark}")
-        take = self._takers.get(step.kind)
+        take = getattr(self, f"_take_{step.kind.replace('-', '_')}", None)
         if take is None or step.values.get("interpolation", "") is None:
             why = _OWN if step.is_own else "feedrate.Loader has no such operation"
             self.leave(f"{step.name} is not carried over: {why}")
             return
         try:
-            take(self, step)
+            take(step)
         except UsageError as error:
             self.leave(f"{step.name} is not carried over: {error.message}")
 
@@ -196,27 +196,6 @@ class Draft:
 
     def _take_cutmix(self, step: Step) -> None:
         self._mixing.append(CutMix(**step.values, p=step.p))
-
-    _takers: Mapping[str, Callable[[Draft, Step], None]] = {
-        "resized-crop": _take_resized_crop,
-        "resize": _take_resize,
-        "resize-short": _take_resize_short,
-        "center-crop": _take_center_crop,
-        "random-crop": _take_random_crop,
-        "flip": _take_flip,
-        "float": _take_float,
-        "bytes": _take_bytes,
-        "normalize": _take_normalize,
-        "gray": _take_gray,
-        "nothing": _take_nothing,
-        "jitter": _take_jitter,
-        "grayscale": _take_grayscale,
-        "blur": _take_blur,
-        "solarize": _take_solarize,
-        "erase": _take_erase,
-        "mixup": _take_mixup,
-        "cutmix": _take_cutmix,
-    }
 
     def _is_seldom(self, step: Step) -> bool:
         if step.p < 1:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that samples come from: where they lie, how big they are, and how fast our decoder is on them;
-and how fast samples would come from our cache.
+"""The files, or the pack, that samples come from: where they lie, how big they are, what is timed of them.
 
-The pack that a feedrate.Loader or Dataset reads: where it lies, and what some of its images cost.
+How fast our decoder is on some of them, and how fast samples like these would come from our cache.
 """
 
 from __future__ import annotations
@@ -59,12 +58,17 @@ def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | 
     sizes = [size for path in paths[:_SIZED_FILES] if (size := _size(path)) is not None]
     if not sizes:
         return None
-    folder = _common_folder(paths)
-    storage = describe_storage(paths[0])
-    suffixes = Counter(Path(path).suffix.lower() for path in paths)
-    mean_bytes = sum(sizes) / len(sizes)
     # One file per sample, or few big ones: then the sum of what was seen is the better guess.
     is_per_sample = dataset_len is not None and len(paths) > min(50, dataset_len / 2)
+    whole = sum(sizes) / len(sizes) * dataset_len if is_per_sample and dataset_len else float(sum(sizes))
+    files = _describe_files(_common_folder(paths), paths, sizes)
+    images = tuple(path for path in paths if Path(path).suffix.lower() in IMAGE_SUFFIXES)
+    return replace(files, files_seen=len(paths), dataset_bytes=whole, images=images)
+
+
+def _describe_files(folder: str, paths: Sequence[str], sizes: Sequence[int]) -> DataFiles:
+    storage = describe_storage(paths[0])
+    suffixes = Counter(Path(path).suffix.lower() for path in paths)
     return DataFiles(
         folder=folder,
         kind=storage.kind,
@@ -73,12 +77,11 @@ def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | 
         is_fuse=storage.is_fuse,
         is_memory=storage.is_memory,
         is_rotational=None if storage.is_virtual_disk else storage.rotational,
-        files_seen=len(paths),
-        mean_bytes=mean_bytes,
+        files_seen=len(sizes),
+        mean_bytes=sum(sizes) / len(sizes),
         suffixes=tuple(suffix for suffix, _ in suffixes.most_common(3)),
         resident=measure_residency(paths[:100]),
-        dataset_bytes=mean_bytes * dataset_len if is_per_sample and dataset_len else float(sum(sizes)),
-        images=tuple(path for path in paths if Path(path).suffix.lower() in IMAGE_SUFFIXES),
+        dataset_bytes=float(sum(sizes)),
     )
 
 
@@ -323,27 +326,13 @@ def describe_pack(folder: str) -> DataFiles | None:
     except (FeedrateError, OSError):
         return None
     try:
-        paths = [str(pack.locate_file(shard)) for shard in pack.manifest.shards if not shard.is_elsewhere]
+        paths = [str(pack.locate_file(shard)) for shard in pack.manifest.shards if not shard.is_remote]
     finally:
         pack.close()
     sizes = [os.stat(path).st_size for path in paths if os.path.isfile(path)]
     if not sizes:
         return None
-    storage = describe_storage(paths[0])
-    return DataFiles(
-        folder=os.path.abspath(folder),
-        kind=storage.kind,
-        source=storage.source,
-        is_network=storage.is_network,
-        is_fuse=storage.is_fuse,
-        is_memory=storage.is_memory,
-        is_rotational=None if storage.is_virtual_disk else storage.rotational,
-        files_seen=len(sizes),
-        mean_bytes=sum(sizes) / len(sizes),
-        suffixes=tuple(s for s, _ in Counter(Path(path).suffix for path in paths).most_common(3)),
-        resident=measure_residency(paths[:100]),
-        dataset_bytes=float(sum(sizes)),
-    )
+    return _describe_files(os.path.abspath(folder), paths, sizes)
 
 
 def is_pack(folder: str) -> bool:

@@ -15,12 +15,30 @@ from typing import Any
 
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import Fact
-from feedrate.doctor.analyse.sample import PACK_LOADER, IdleWorkers, PackStages, SampleCost, Start, Views
+from feedrate.doctor.analyse.sample import (
+    PACK_LOADER,
+    Cost,
+    IdleWorkers,
+    PackStages,
+    SampleCost,
+    Start,
+    Views,
+    add_up,
+)
 from feedrate.doctor.analyse.stacks import Looks
 from feedrate.doctor.analyse.timeline import Loop, measure_overhead
 from feedrate.model.pipeline import Pipeline
 from feedrate.stats import spread
 
+# What our decoder does on the way; a pack's Loader needs none of these in Python.
+DONE_BY_DECODER = (
+    "PIL.resize", "PIL.crop+resize", "PIL.crop", "PIL.convert", "PIL.transpose", "PIL.thumbnail",
+    "PIL.tobytes", "cv2.resize", "cv2.cvtColor", "cv2.flip", "RandomResizedCrop", "Resize", "CenterCrop",
+    "RandomCrop", "RandomHorizontalFlip", "ToTensor", "PILToTensor", "ToImage", "ToDtype",
+    # timm's and albumentations'
+    "RandomResizedCropAndInterpolation", "MaybeToTensor", "MaybePILToTensor", "ToNumpy", "SmallestMaxSize",
+    "HorizontalFlip", "ToTensorV2",
+)  # fmt: skip
 _MOST_SLOWDOWN = 1.3  # what is more is not the machine's
 
 
@@ -235,10 +253,11 @@ class UsedLoader:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What samples cost, and where; times besides `cost` are CPU seconds per batch.
+    """What samples cost, and where; *_cpu_s are seconds per batch, all else is of one sample.
 
     Attributes:
-        cost, again: of one sample; of the same samples, taken again.
+        per_batch: how many samples are in a batch.
+        cost, again: of one sample; of the same samples, taken again. Without it nothing costs anything here.
         stages: of a feedrate.Loader.
         looks: at the stacks while samples were made.
         receive_cpu_s: of the training thread inside next().
@@ -247,6 +266,7 @@ class Samples:
         start: before the first step.
     """
 
+    per_batch: float
     cost: SampleCost | None
     again: SampleCost | None
     stages: PackStages | None
@@ -255,6 +275,56 @@ class Samples:
     feeder_cpu_s: float
     helpers_cpu_s: float
     start: Start | None
+
+    @property
+    def helpers_s(self) -> float:
+        """Return what the workers' further threads spend on one sample."""
+        return self.helpers_cpu_s / max(self.per_batch, 1e-9)
+
+    @property
+    def decoding(self) -> Cost:
+        """Return what decoding takes, with the cropping and resizing that our decoder does too."""
+        decode, geometry = self._of("decode"), self._geometry
+        return decode.plus(geometry) if self._is_decoded_first else decode
+
+    @property
+    def transforming(self) -> Cost:
+        """Return what the dataset's own code costs besides reading, decoding and collating."""
+        if self.cost is None:
+            return Cost()
+        own = self._of("transform", "rest").plus(Cost(self.helpers_s, 0.0, 0.0))
+        return own.minus(self._geometry) if self._is_decoded_first else own
+
+    @property
+    def read_blocked(self) -> Cost:
+        """Return the waiting for storage: of reads, decoders, and the rest where it reads."""
+        rest = self._of("rest", "transform").blocked_s if self.cost and self.cost.read_bytes > 0 else 0.0
+        return Cost(0.0, 0.0, self._of("read", "decode").blocked_s + rest)
+
+    @property
+    def queue_share(self) -> float:
+        """Return how much of a sample's time is spent ready to run, without a core."""
+        return 0.0 if self.cost is None else self.cost.total.queue_s / max(self.cost.total.wall_s, 1e-9)
+
+    @property
+    def are_cropped(self) -> bool:
+        """Return whether samples are seen to be cropped."""
+        return self.cost is not None and any("crop" in name.lower() for _, name in self.cost.parts)
+
+    @property
+    def _geometry(self) -> Cost:
+        parts = {} if self.cost is None else self.cost.parts
+        return add_up(
+            cost for (kind, name), cost in parts.items() if kind == "transform" and name in DONE_BY_DECODER
+        )
+
+    @property
+    def _is_decoded_first(self) -> bool:
+        # Where there is little to decode, a resize is a transform like any other.
+        return self._of("decode").cpu_s > 0.5 * self._geometry.cpu_s
+
+    def _of(self, *kinds: str) -> Cost:
+        return Cost() if self.cost is None else add_up(self.cost.kind(kind) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)

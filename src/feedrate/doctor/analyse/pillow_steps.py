@@ -20,6 +20,9 @@ _FEWEST_FLIPPED, _MOST_FLIPPED = 0.2, 0.8  # of samples that are flipped by a ha
 _USUAL_SCALE, _USUAL_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 _OWN_PLACES = "Image.crop at places of the script's own"
 _PASSED_OVER = ("PIL.Image.open", "PIL.tobytes")
+_METHODS = (
+    "rotate", "filter", "transform", "reduce", "thumbnail", "point", "quantize", "paste", "transpose",
+)  # fmt: skip
 
 
 def read_pillow_steps(facts: Sequence[Mapping[str, Any]]) -> list[Step]:
@@ -257,15 +260,4 @@ def _square(size: tuple[float, float]) -> int | tuple[int, int]:
 
 def _shown(name: str) -> str:
     function = name.removeprefix("PIL.")
-    methods = (
-        "rotate",
-        "filter",
-        "transform",
-        "reduce",
-        "thumbnail",
-        "point",
-        "quantize",
-        "paste",
-        "transpose",
-    )
-    return f"Image.{function}" if function in methods else f"PIL's {function}"
+    return f"Image.{function}" if function in _METHODS else f"PIL's {function}"

@@ -10,7 +10,7 @@ small views of large ones, samples that it decodes before the first step.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, median_low
@@ -47,6 +47,13 @@ class Cost:
         )
 
 
+def add_up(costs: Iterable[Cost]) -> Cost:
+    whole = Cost()
+    for cost in costs:
+        whole = whole.plus(cost)
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class SampleCost:
     """The cost of one sample of the training loader.
@@ -72,11 +79,7 @@ class SampleCost:
     fetches: int
 
     def kind(self, kind: str) -> Cost:
-        cost = Cost()
-        for (k, _), part in self.parts.items():
-            if k == kind:
-                cost = cost.plus(part)
-        return cost
+        return add_up(part for (k, _), part in self.parts.items() if k == kind)
 
     def largest(self, kind: str) -> str:
         """Return the name of a kind's largest part."""
@@ -352,11 +355,8 @@ def estimate_sample(
     if reading:
         key = ("read", "fetch") if fetching else ("read", "storage")
         parts[key] = parts.get(key, Cost()).plus(Cost(0.0, 0.0, reading / n))
-    total = Cost()
-    for cost in parts.values():
-        total = total.plus(cost)
     return SampleCost(
-        total=total,
+        total=add_up(parts.values()),
         parts={key: cost for key, cost in parts.items() if cost.wall_s > 0},
         handover=Cost(),
         read_bytes=(stages.read_bytes + stages.fetched_bytes) / n,

@@ -87,6 +87,7 @@ def _measure_samples(
     feeder = _pickling_s(loader, received, beside)
     feeding = len(loop.loaders)  # a step takes a batch of each
     return Samples(
+        per_batch=loop.samples_per_step,
         cost=cost,
         again=sample.measure_sample(recording.processes, layout.AGAIN),
         stages=stages,

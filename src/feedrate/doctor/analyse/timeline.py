@@ -118,6 +118,12 @@ class Loop:
         return self.per_step("exposed")
 
     @property
+    def other_s(self) -> float:
+        """Return the training process's time outside of waits and of all named parts."""
+        named = sum(self.per_step(part) for part in PARTS.values() if part != "save")
+        return max(self.own_s - self.wait_s - named, 0.0)
+
+    @property
     def exposed_share(self) -> float:
         return self.exposed_s / self.step_s
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From numbers to what is said: causes, remedies, scenarios, the diagnosis."""
+"""From numbers to what is said: causes, remedies, the diagnosis."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
-from feedrate.doctor.findings.scenarios import change, make_remedy, read_blocked, repeated_share
+from feedrate.doctor.findings.evidence import change, make_remedy, repeated_share
 from feedrate.doctor.results import Remedy
 from feedrate.format.manifest import FILE_NAME
 from feedrate.model.pipeline import Pipeline, Prediction
@@ -64,17 +64,17 @@ def _keep(m: Measured) -> _Kept | None:
     if sample is None:
         return None
     made = sample.total.minus(sample.kind("collate"))
-    helped_s = m.samples.helpers_cpu_s / max(m.loop.samples_per_step, 1e-9)
+    helped_s = m.samples.helpers_s
     undrawn = 1.0 if m.experiments.is_repeatable else m.samples.looks.undrawn
     if undrawn is None:
         # When random numbers come is not known: certainly after the image is there.
         saved = sample.kind("read").plus(sample.kind("decode"))
-        saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, read_blocked(m).blocked_s))
+        saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, m.samples.read_blocked.blocked_s))
     else:
         # Looks say how much of a sample's time that is. What waits for storage comes before it.
         before_s = undrawn * made.wall_s
         blocked_s = (
-            made.blocked_s if m.experiments.is_repeatable else min(read_blocked(m).blocked_s, before_s)
+            made.blocked_s if m.experiments.is_repeatable else min(m.samples.read_blocked.blocked_s, before_s)
         )
         share = (before_s - blocked_s) / max(made.wall_s - made.blocked_s, 1e-9)
         share = min(max(share, 0.0), 1.0)

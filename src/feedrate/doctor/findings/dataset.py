@@ -11,13 +11,15 @@ from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
+    freeing_s,
+    make_remedy,
     percent,
     saved_by,
+    shortened,
     wait_words,
     waits_for_data,
     weigh,
 )
-from feedrate.doctor.findings.scenarios import freeing_s, make_remedy, shortened
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Pipeline, around, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every remedy that the doctor can judge; one that a run says nothing about is left out.
+"""From what was measured to what is said: verdict, findings, remedies, and the tables behind them.
 
-From what was measured to what is said: verdict, findings, remedies, and the tables behind them.
+A finding's share is the part of the run's time that would be saved if its cause were gone, by the cost model.
+Some causes explain others (decoding is slow because all workers sit on one core): they come first, whatever
+the shares.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from feedrate.doctor.analyse.metrics import Measured, Timing
 from feedrate.doctor.analyse.timeline import measure_overhead
-from feedrate.doctor.findings import caching, dataset, feed, loader, loop, machine, pack
-from feedrate.doctor.findings.catalogue import find_causes
-from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING
-from feedrate.doctor.findings.scenarios import other_s
+from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, find_kind, list_remedies
+from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
     Diagnosis,
@@ -30,71 +30,7 @@ from feedrate.doctor.results import (
 from feedrate.machine.results import Machine
 from feedrate.units import format_count
 
-Make = Callable[[Measured], Remedy | None]
-
-_OF_WORKERS: tuple[Make, ...] = (
-    feed.replace_loader,
-    loader.change_workers,
-    loader.persist_workers,
-    loader.unpin_workers,
-    loader.lighten_handover,
-    loader.decode_faster,
-    loader.normalise_images,
-    loader.pack_files,
-    loader.stage_to_scratch,
-    caching.cache_in_memory,
-    caching.read_from_memory,
-    loader.vectorise_transform,
-    caching.preprocess_once,
-    dataset.feed_all_workers,
-    dataset.clone_views,
-)
-ALL: tuple[Make, ...] = (
-    *_OF_WORKERS,
-    dataset.decode_side_by_side,
-    loop.evaluate_less,
-    loop.save_less,
-    loop.write_less,
-    loop.speed_up_main,
-    loop.move_to_workers,
-    loop.remove_syncs,
-    loop.keep_on_device,
-    loop.pin_memory,
-    loop.transfer_bytes,
-    loop.halve_precision,
-    loop.lay_channels_last,
-    loop.enlarge_batch,
-    loop.move_to_cores,
-    loop.balance_ranks,
-    machine.stop_others,
-    machine.use_less_memory,
-    machine.use_gpu,
-    pack.use_more_threads,
-    pack.normalise_pack,
-    pack.cache_samples,
-    pack.stage_pack,
-    pack.load_to_device,
-)
-# What makes no sense for a feedrate.Loader, which has threads and reads a pack already, nor for other loaders
-# without workers.
-_OF_DATALOADER = {
-    *_OF_WORKERS,
-    loop.move_to_workers,
-    loop.pin_memory,
-    loop.move_to_cores,
-}
-
-
-def remedies_of(m: Measured) -> dict[str, Remedy]:
-    """Return every remedy that can be judged from this run, by name."""
-    left_out = _OF_DATALOADER if m.loader.is_of_pack or m.loader.opaque else set()
-    left_out = left_out | {pack.load_to_device} if m.loader.opaque else left_out
-    made = (make(m) for make in ALL if make not in left_out)
-    return {remedy.name: remedy for remedy in made if remedy is not None}
-
-
 _TIMELINE_STEPS = 400
-_NOTHING = 1.03
 _FEWEST_STEPS = 20
 _TITLES = {
     "copy": "copy to the device", "sync": "waiting for the device", "readback": "copy back from the device",
@@ -114,7 +50,7 @@ def diagnose(
     origin_ns: int | None = None,
 ) -> Diagnosis:
     """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
-    remedies = remedies_of(m)
+    remedies = list_remedies(m)
     findings = find_causes(m, remedies)
     return Diagnosis(
         command=tuple(command),
@@ -131,6 +67,79 @@ def diagnose(
         facts=(),
         overhead=measure_overhead(m.loop),
         machine=machine,
+    )
+
+
+def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
+    """Return the findings of a run, the verdict first: reasons before what they explain."""
+    kind = find_kind(m)
+    finders = [(entry, entry.instead.get(kind, entry.find)) for entry in CATALOGUE]
+    found = {
+        entry.code: (entry, evidence)
+        for entry, find in finders
+        if find is not None and (evidence := find(m)) is not None
+    }
+    shares = {code: evidence.share for code, (_, evidence) in found.items()}
+    weights = {code: evidence.rank_by for code, (_, evidence) in found.items()}
+    explains = {
+        code: tuple(other for other in entry.explains if other in found)
+        for code, (entry, _) in found.items()
+        if min(shares[code], weights[code]) >= entry.explains_from
+    }
+    outside = {code for code, (entry, _) in found.items() if entry.is_outside}
+    curable = {code for code in found if code != GOOD_CASE and weights[code] >= WORTH_A_VERDICT}
+    if GOOD_CASE in found and curable:
+        # What a cause costs that can be cured is not the device's own work.
+        rest = max(1.0 - max(shares[code] for code in curable), 0.0)
+        shares[GOOD_CASE] = weights[GOOD_CASE] = min(shares[GOOD_CASE], rest)
+    # A device at work is the good case: it never hides a cause that can be cured.
+    order = rank(weights, explains, outside=outside, after={GOOD_CASE: curable})
+    return tuple(_make(*found[code], shares[code], explains.get(code, ()), remedies) for code in order)
+
+
+def rank(
+    weights: Mapping[str, float],
+    explains: Mapping[str, Collection[str]],
+    *,
+    outside: Collection[str] = (),
+    after: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Return the codes of `weights` in order; of equal ones, the one that `weights` names first.
+
+    Args:
+        explains: what each code is the reason of; no circles. It weighs as much as the heaviest of them.
+        outside: codes that weigh no more for what they explain.
+        after: further codes that one has to stand behind.
+    """
+
+    def pull(code: str) -> float:
+        own = weights[code]
+        return own if code in outside else max([own, *(pull(other) for other in explains.get(code, ()))])
+
+    before = {code: {reason for reason in weights if code in explains.get(reason, ())} for code in weights}
+    for code, others in (after or {}).items():
+        before.setdefault(code, set()).update(others)
+    left, ordered = list(weights), []
+    while left:
+        ready = [code for code in left if before[code].isdisjoint(left)]
+        ordered.append(max(ready, key=pull))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def _make(
+    entry: Entry, evidence: Evidence, share: float, explains: tuple[str, ...], remedies: Mapping[str, Remedy]
+) -> Finding:
+    cures = [remedies[name] for name in entry.cures if name in remedies]
+    return Finding(
+        code=entry.code,
+        share=round(share, 4),
+        title=evidence.title or entry.title,
+        cause=evidence.cause or entry.cause,
+        evidence=evidence.lines,
+        numbers=evidence.numbers,
+        remedies=tuple(sorted(cures, key=lambda remedy: -remedy.predicted_speedup)),
+        explains=explains,
     )
 
 
@@ -155,7 +164,7 @@ def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tu
 
     def key(remedy: Remedy) -> tuple[bool, bool, float, bool]:
         return (
-            remedy.predicted_speedup < _NOTHING,
+            not remedy.helps,
             remedy.name == "stop-others" and remedy.name not in favoured,
             -remedy.predicted_speedup,
             remedy.name not in favoured,
@@ -267,7 +276,7 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
             places = m.loop.places.get(part, {})
             detail = max(places, key=lambda place: places[place]) if places else ""
             shares.append(TimeShare(title, seconds, seconds / m.loop.step_s, None, detail))
-    rest = max(other_s(m), 0.0)
+    rest = max(m.loop.other_s, 0.0)
     name = f"{m.loader.framework}, and the loop's own code" if m.loader.framework else "the loop's own code"
     shares.append(TimeShare(name, rest, rest / m.loop.step_s))
     # Parts are known from the probed steps, the whole from all: make the shares add up.

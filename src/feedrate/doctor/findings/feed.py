@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from feedrate.doctor.analyse.loader_call import add_code
 from feedrate.doctor.analyse.machine_summary import DataFiles
-from feedrate.doctor.analyse.metrics import LoaderTrial, Measured
+from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, LoaderTrial, Measured
 from feedrate.doctor.analyse.sample import SampleCost
-from feedrate.doctor.findings.scenarios import DONE_BY_DECODER, copying_s, make_remedy, read_blocked
+from feedrate.doctor.findings.evidence import copying_s, make_remedy
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Pipeline, Prediction, around, predict_change
 from feedrate.units import format_bytes, format_seconds
@@ -85,7 +85,7 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     images = n * _images_per_sample(sample, data)
     kept = _READ_SMALL if data.mean_bytes < _SMALL_BYTES else _READ_LARGE
     # What storage was seen to give, by as much as a pack is read better; more threads get no more out of it.
-    reading_s = read_blocked(m).blocked_s * n * kept / max(m.loader.makers, 1)
+    reading_s = m.samples.read_blocked.blocked_s * n * kept / max(m.loader.makers, 1)
     device_s = m.as_loaded_s
     if m.training.is_on_gpu:
         # Batches arrive beside the computing, which cannot take less than the device's own time.
@@ -140,7 +140,7 @@ def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
     named = _other_transforms(m, sample)
     plain_s = _PLAIN_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
     plain_s += _FREED_SHARE * sample.kind("decode").cpu_s
-    helpers_s = m.samples.helpers_cpu_s / max(m.loop.samples_per_step, 1e-9)
+    helpers_s = m.samples.helpers_s
     rest_s = max(sample.kind("rest").cpu_s + helpers_s - plain_s, 0.0)
     largest = max(named, key=lambda name: named[name], default="")
     if rest_s > named.get(largest, 0.0):
@@ -173,10 +173,10 @@ def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, 
     if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:
-        seconds = estimate_packing(data, trial, m.machine.cores, read_blocked(m).blocked_s)
+        seconds = estimate_packing(data, trial, m.machine.cores, m.samples.read_blocked.blocked_s)
         size = format_bytes(data.dataset_bytes)
         said.append(f"packing takes about {format_seconds(seconds)}, and {size} of disk")
-    if read_blocked(m).blocked_s >= _WAITED_FOR * sample.total.wall_s:
+    if m.samples.read_blocked.blocked_s >= _WAITED_FOR * sample.total.wall_s:
         said.append("storage is still waited for, until 'feedrate stage' brings the pack to a local disk")
     return "; ".join(said)
 

@@ -7,38 +7,30 @@ Remedies in the loader: workers, decoding, storage, transforms.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from statistics import mean
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.analyse.stacks import HotPlace, is_in_loop
 from feedrate.doctor.findings.evidence import (
+    VECTORISED,
     WORTH_TELLING,
     Evidence,
     capped,
+    change,
+    freeing_s,
+    make_remedy,
+    of_loader,
     percent,
-    queue_share,
+    repeated_share,
     saved_by,
+    saved_without,
+    tried_gain,
     wait_words,
     waits_for_data,
     weigh,
 )
-from feedrate.doctor.findings.scenarios import (
-    NOTHING,
-    VECTORISED,
-    change,
-    crops,
-    decoding,
-    freeing_s,
-    make_remedy,
-    read_blocked,
-    repeated_share,
-    saved_without,
-    transforming,
-    tried_gain,
-)
-from feedrate.doctor.results import Remedy
+from feedrate.doctor.results import GAIN_WORTH_NAMING, Remedy
 from feedrate.model.pipeline import Pipeline, Prediction, around, best_workers, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds
 
@@ -73,14 +65,14 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     if m.samples.cost is not None:
         lines.append(f"a sample takes {format_seconds(m.samples.cost.total.wall_s)} to make")
     numbers = {"workers": m.loader.workers, "better_workers": number, "gain": round(gain, 3)}
-    return _of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
+    return of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
     sample = m.samples.cost
     if sample is None or not waits_for_data(m):
         return None
-    decode = decoding(m)
+    decode = m.samples.decoding
     share = _share_of(m, Cost(decode.cpu_s, decode.queue_s, 0.0))
     if share < WORTH_TELLING:
         return None
@@ -96,17 +88,21 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
         rest = f"; {m.tried.kernel.left_words}, which it does not take" if m.tried.kernel.left else ""
         lines.append(f"feedrate's decoder takes {ours} on {'the same files' if not rest else 'JPEGs'}{rest}")
     numbers = {"decode_cpu_s": decode.cpu_s, "sample_s": sample.total.wall_s}
-    cause = "Images are decoded whole, on the CPU, and the crop throws a part away." if crops(m) else ""
+    cause = (
+        "Images are decoded whole, on the CPU, and the crop throws a part away."
+        if m.samples.are_cropped
+        else ""
+    )
     if m.loader.reads_pack:
         cause = "feedrate decodes the pack's images in the DataLoader's workers, on the CPU."
-    return _of_loader(m, share, tuple(lines), numbers, cause)
+    return of_loader(m, share, lines, numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
     sample = m.samples.cost
     if sample is None or not waits_for_data(m):
         return None
-    own = transforming(m)
+    own = m.samples.transforming
     share = _share_of(m, Cost(own.cpu_s, own.queue_s, 0.0))
     if share < WORTH_TELLING:
         return None
@@ -116,7 +112,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     if largest := sample.largest("transform"):
         lines.append(f"largest named transform: {largest}")
     lines.append(wait_words(m))
-    return _of_loader(m, share, tuple(lines), {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
+    return of_loader(m, share, lines, {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
 
 
 def word_place(place: HotPlace) -> str:
@@ -129,7 +125,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
     sample, data = m.samples.cost, m.machine.data
     if sample is None or not waits_for_data(m):
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     share = _share_of(m, blocked)
     if share < WORTH_TELLING:
         return None
@@ -147,7 +143,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         "read_bytes": sample.read_bytes,
         "kind": data.kind if data else None,
     }
-    return _of_loader(m, share, lines, numbers, f"Reading is slow: {why}.")
+    return of_loader(m, share, lines, numbers, f"Reading is slow: {why}.")
 
 
 def word_storage(m: Measured) -> str:
@@ -173,7 +169,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
         return None
     if not waits_for_data(m) or sample.device_bytes <= 0.3 * sample.read_bytes:
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     if again.total.blocked_s > 0.5 * blocked.blocked_s:
         return None
     limit = m.machine.memory_limit_bytes
@@ -188,7 +184,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
         _word_disk(sample.device_bytes, sample.read_bytes),
         word_storage(m),
     )
-    return _of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
+    return of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
 
 
 def _word_disk(given: float, read: float) -> str:
@@ -250,7 +246,7 @@ def find_too_many_workers(m: Measured) -> Evidence | None:
     on_cores = f"{m.loader.workers} workers on {cores:.0f} usable core{'' if cores == 1 else 's'}"
     lines = (
         f"{on_cores}; {best} give {fewer[best]:.2f}x (tried in this run)",
-        f"a sample spends {percent(queue_share(m))} of its time waiting for a core",
+        f"a sample spends {percent(m.samples.queue_share)} of its time waiting for a core",
     )
     return Evidence(saved_by(fewer[best]), lines, {"workers": m.loader.workers, "better_workers": best})
 
@@ -261,7 +257,7 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
         return None
     allowed: set[int] = set().union(*sets)
     useful = min(m.loader.workers, int(m.machine.cores))
-    queue = queue_share(m)
+    queue = m.samples.queue_share
     if len(allowed) >= useful or queue < 0.1:
         return None
     # As many more cores as are usable, for a loader that waits for cores.
@@ -272,7 +268,7 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
         f"a sample spends {percent(queue)} of its time waiting for a core",
         wait_words(m),
     )
-    return _of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.machine.cores})
+    return of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.machine.cores})
 
 
 def find_repeated_work(m: Measured) -> Evidence | None:
@@ -282,13 +278,11 @@ def find_repeated_work(m: Measured) -> Evidence | None:
         return None
     if m.loop.is_single_pass:
         return None
-    own = transforming(m)
+    own = m.samples.transforming
     repeated = own.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
     interpreted = sum(place.share for place in m.samples.looks.own if place.is_python)
-    if interpreted > 0.4 or repeated < 0.4 * (
-        sample.total.cpu_s + m.samples.helpers_cpu_s / m.loop.samples_per_step
-    ):
+    if interpreted > 0.4 or repeated < 0.4 * (sample.total.cpu_s + m.samples.helpers_s):
         return None
     share = _share_of(m, Cost(repeated, 0.0, 0.0))
     if share < WORTH_TELLING:
@@ -302,17 +296,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
         *(word_place(place) for place in m.samples.looks.own[:1]),
         wait_words(m),
     ]
-    return _of_loader(m, share, tuple(lines), {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
-
-
-def _of_loader(
-    m: Measured,
-    share: float,
-    lines: tuple[str, ...],
-    numbers: Mapping[str, float | int | str | None],
-    cause: str = "",
-) -> Evidence:
-    return Evidence(share, lines, numbers, cause, weigh(m, share))
+    return of_loader(m, share, lines, {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
 
 
 def _share_of(m: Measured, cost: Cost) -> float:
@@ -331,11 +315,11 @@ _RESUMED_S, _SHUFFLED_S = 0.3e-3, 50e-9
 def change_workers(m: Measured) -> Remedy | None:
     """More or fewer workers: the best that was tried in the loop itself, else by the model."""
     tried = {n: around(tried_gain(m, n)) for n in m.experiments.trials if n != m.loader.workers}
-    good = {n: p for n, p in tried.items() if p.speedup > NOTHING}
+    good = {n: p for n, p in tried.items() if p.speedup > GAIN_WORTH_NAMING}
     pinned = m.pipeline
     if good:
         best = max(prediction.speedup for prediction in good.values())
-        n = min(n for n in good if good[n].speedup * NOTHING >= best)
+        n = min(n for n in good if good[n].speedup * GAIN_WORTH_NAMING >= best)
         prediction, then, basis = good[n], pinned.with_(workers=n * m.each_worker), "measured"
     else:
         n = best_workers(pinned, m.most_workers, m.each_worker)
@@ -346,7 +330,7 @@ def change_workers(m: Measured) -> Remedy | None:
         if n in tried:
             # It was tried, and the trial is the better witness.
             prediction, basis = tried[n], "measured"
-        elif tried and prediction.speedup > NOTHING:
+        elif tried and prediction.speedup > GAIN_WORTH_NAMING:
             return None
     word = "more-workers" if n > m.loader.workers else "fewer-workers"
     note = ""
@@ -453,7 +437,7 @@ def decode_faster(m: Measured) -> Remedy | None:
     ours_s = saved.cpu_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
     prediction, then = _decode_in(m, ours_s)
     source = shlex.quote(data.folder)
-    part = "only what the crop needs" if crops(m) else "them"
+    part = "only what the crop needs" if m.samples.are_cropped else "them"
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
         prediction, then, decode_s=ours_s, command=f"feedrate pack {source} PACK",
@@ -499,7 +483,7 @@ def _replaced(m: Measured) -> Cost:
 
     It gives images of Pillow, as the decoder did: making tensors of them stays.
     """
-    sample, cost = m.samples.cost, decoding(m)
+    sample, cost = m.samples.cost, m.samples.decoding
     if sample is None:
         return cost
     if cost.cpu_s > sample.kind("decode").cpu_s:
@@ -514,13 +498,17 @@ def pack_files(m: Measured) -> Remedy | None:
     sample, data = m.samples.cost, m.machine.data
     if sample is None or data is None or m.loader.reads_pack:
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
     source = shlex.quote(data.folder)
     if share < 0.05:
         # With feedrate's decoder on top it may: that is a remedy of its own.
         decoder = decode_faster(m)
-        alone = "packing alone" if decoder is not None and decoder.predicted_speedup > NOTHING else "packing"
+        alone = (
+            "packing alone"
+            if decoder is not None and decoder.predicted_speedup > GAIN_WORTH_NAMING
+            else "packing"
+        )
         return Remedy(
             "pack", "pack the files", 1.0, 1.0, 1.02, command=None,
             note=f"{alone} will not help: reads are {share:.0%} of the time",
@@ -541,7 +529,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     sample, data, around_ = m.samples.cost, m.machine.data, m.machine
     if sample is None or data is None or around_.scratch is None or around_.scratch_bytes_per_s is None:
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     if blocked.blocked_s < 0.05 * sample.total.wall_s:
         return None
     left = sample.read_bytes / around_.scratch_bytes_per_s
@@ -561,7 +549,7 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     sample = m.samples.cost
     if sample is None:
         return None
-    own = transforming(m)
+    own = m.samples.transforming
     # What is one call into a library already has nothing to gain from array operations.
     hot = next((p for p in m.samples.looks.own if p.is_python or is_in_loop(p.place)), None)
     if hot is None or hot.share < 0.2 or own.cpu_s < 0.05 * sample.total.wall_s:

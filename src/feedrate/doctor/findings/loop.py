@@ -10,11 +10,11 @@ from statistics import median
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.stacks import is_in_loop
-from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
-from feedrate.doctor.findings.loader import word_place
-from feedrate.doctor.findings.scenarios import (
-    NOTHING,
+from feedrate.doctor.findings.evidence import (
     VECTORISED,
+    WORTH_A_VERDICT,
+    WORTH_TELLING,
+    Evidence,
     before_forward_s,
     change,
     copying_s,
@@ -23,13 +23,14 @@ from feedrate.doctor.findings.scenarios import (
     idle_share,
     launching_s,
     make_remedy,
-    other_s,
+    percent,
     readback_s,
     shortened,
     sync_s,
     write_s,
 )
-from feedrate.doctor.results import Remedy
+from feedrate.doctor.findings.loader import word_place
+from feedrate.doctor.results import GAIN_WORTH_NAMING, Remedy
 from feedrate.model.pipeline import around, best_workers, without
 from feedrate.units import format_bytes, format_count, format_seconds
 
@@ -143,7 +144,7 @@ def find_slow_loop(m: Measured) -> Evidence | None:
     written = max(write_s(m) - m.loop.per_step("write"), 0.0)
     at_waits = max(sync_s(m) - m.loop.per_step("sync"), 0.0)
     at_waits += readback_s(m) - m.loop.per_step("readback")
-    own, launching = max(other_s(m) - written - at_waits - freeing_s(m), 0.0), launching_s(m)
+    own, launching = max(m.loop.other_s - written - at_waits - freeing_s(m), 0.0), launching_s(m)
     share = (own + launching) / m.loop.step_s
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None
@@ -249,7 +250,7 @@ def write_less(m: Measured) -> Remedy | None:
 
 def speed_up_main(m: Measured) -> Remedy | None:
     """The Python of the training loop itself."""
-    other = other_s(m) - freeing_s(m)
+    other = m.loop.other_s - freeing_s(m)
     own = m.training.looks_loop.own
     hot = next((place for place in own if place.is_python), next(iter(own), None))
     if hot is None or hot.share < 0.05 or other < 0.05 * m.loop.step_s or m.loader.framework:
@@ -406,11 +407,11 @@ def lay_channels_last(m: Measured) -> Remedy | None:
 
 
 def _judge_layout(ratio: float, speedup: float) -> str:
-    if speedup >= NOTHING:
+    if speedup >= GAIN_WORTH_NAMING:
         return ""
-    if ratio > NOTHING:
+    if ratio > GAIN_WORTH_NAMING:
         return f"channels-last will not help: tried here, a step took {ratio:.2f} times as long"
-    if ratio < 1 / NOTHING:
+    if ratio < 1 / GAIN_WORTH_NAMING:
         return "channels-last will not help: the device is not what this run waits for"
     return "channels-last will not help: tried here, a step took as long as before"
 

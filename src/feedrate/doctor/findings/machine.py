@@ -12,12 +12,12 @@ from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
+    change,
+    make_remedy,
     on_gpu_of_others,
     percent,
-    queue_share,
     waiting_for_cores,
 )
-from feedrate.doctor.findings.scenarios import change, make_remedy
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import around, without
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -62,7 +62,7 @@ def _find_company_on_cores(m: Measured) -> Evidence | None:
     who = f", {m.machine.biggest_other}" if m.machine.biggest_other else ""
     lines = [f"other processes use {others:.1f} of {m.machine.cores:.0f} cores{who}"]
     if m.samples.cost is not None:
-        lines.append(f"a sample spends {percent(queue_share(m))} of its time waiting for a core")
+        lines.append(f"a sample spends {percent(m.samples.queue_share)} of its time waiting for a core")
     if m.training.queue_share >= WORTH_TELLING:
         queued = percent(m.training.queue_share)
         lines.append(f"forward and backward spend {queued} of their time waiting for a core")

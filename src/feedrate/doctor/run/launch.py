@@ -2,16 +2,21 @@
 """Runs the user's command with the hook inside it and the sampler beside it, and leaves nothing behind.
 
 The command gets our terminal, our standard streams and our process group. Signals reach it once: what went to
-the whole group it has got itself, what went to the doctor alone is passed on (see witness.py).
+the whole group it has got itself, what went to the doctor alone is passed on (see `sampler.relay`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +24,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import feedrate
 from feedrate.doctor.facts import read_facts, read_samples
 from feedrate.doctor.results import DoctorOptions
+from feedrate.doctor.run import sampler
 from feedrate.doctor.run.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.run.processes import (
     ENVIRONMENT,
@@ -30,13 +37,15 @@ from feedrate.doctor.run.processes import (
     remove_shared_memory,
 )
 from feedrate.doctor.run.standstill import Standstill
-from feedrate.doctor.run.supervisor import Child, Companion, Signals
-from feedrate.errors import StorageError
+from feedrate.errors import StorageError, UsageError
 from feedrate.machine.cpu import measure_usable_cores
+from feedrate.machine.process import is_pending
 from feedrate.units import format_count, format_seconds
 
 SETTINGS_VERSION = 1
 _STACK_HZ = 25
+_START_S = 10.0  # a loaded machine starts a Python process in seconds
+_RELAY_S = 0.05
 _GRACE_S = 3.0  # for workers to notice that their parent is gone
 _GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
 
@@ -85,13 +94,13 @@ def run_command(
     check_command(command)
     is_shared = needs_shared_folder(command)
     run = make_run_folder(is_shared)
-    companion: Companion | None = None
+    watcher: SamplerProcess | None = None
     observed: Observed | None = None
     try:
         environment = prepare(run, options, is_shared)
-        companion = Companion(run)
+        watcher = SamplerProcess(run)
         standstill = Standstill(run, options, is_shared=is_shared, watch=watch)
-        observed = _run(tuple(command), run, environment, companion, watch, standstill)
+        observed = _run(tuple(command), run, environment, watcher, watch, standstill)
         yield replace(observed, is_shared=is_shared)
     finally:
         known = _read_members(run)
@@ -100,15 +109,15 @@ def run_command(
         names = [name for sample in read_samples(run) for name in sample.get("shared_names") or ()]
         remove_shared_memory(run, known, names)
         remove_folder(run)
-        if companion is not None:
-            companion.close()
+        if watcher is not None:
+            watcher.close()
 
 
 def _run(
     command: tuple[str, ...],
     run: Path,
     environment: Mapping[str, str],
-    companion: Companion,
+    watcher: SamplerProcess,
     watch: Watch,
     standstill: Standstill,
 ) -> Observed:
@@ -119,7 +128,7 @@ def _run(
         try:
             while not child.has_ended():
                 for number in signals.wait():
-                    if not companion.saw(number):
+                    if not watcher.saw(number):
                         child.send(number)
                 if standstill.look():
                     child.send(signal.SIGTERM)
@@ -133,7 +142,7 @@ def _run(
         ended_by_doctor = any(
             fact.get("kind") == "end" and fact.get("how") == "experiments" for fact in read_facts(run)
         )
-        companion.stop()
+        watcher.stop()
         why = ": the experiments are done, nothing more of it was written" if ended_by_doctor else ""
         watch(f"the command ended after {format_seconds(seconds)}{why}")
         is_ended = ended_by_doctor or standstill.reason is not None
@@ -235,3 +244,140 @@ def _read_members(run: Path) -> dict[int, int]:
     for sample in read_samples(run):
         known |= {process["pid"]: process["start"] for process in sample.get("processes") or ()}
     return known
+
+
+class Child:
+    """The user's command."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        # Python ignores these two, and a child would inherit that: `train | head` would never end.
+        ignored = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
+        program = shutil.which(command[0]) or command[0]
+        try:
+            self.pid = os.posix_spawn(program, list(command), dict(environment), setsigdef=ignored)
+        except OSError as error:
+            raise UsageError(
+                f"cannot run {command[0]}: {error.strerror}",
+                hint="a script must begin with its interpreter: #!/usr/bin/env bash"
+                if error.errno in (errno.ENOEXEC, errno.ENOENT)
+                else None,
+            ) from error
+        self.signal: int | None = None
+        self.exit_code = 0
+        self._is_running = True
+
+    def has_ended(self) -> bool:
+        if self._is_running:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._is_running = False
+                code = os.waitstatus_to_exitcode(status)
+                self.signal = -code if code < 0 else None
+                self.exit_code = 128 - code if code < 0 else code
+        return not self._is_running
+
+    def send(self, number: int) -> None:
+        if self._is_running:
+            os.kill(self.pid, number)
+
+
+class SamplerProcess:
+    """The sampler and its relay of signals, as the doctor sees them; they end when it closes the pipe."""
+
+    def __init__(self, run: Path) -> None:
+        # Not -m: the working folder may hold a json.py. Not the environment: nor may PYTHONPATH.
+        home = str(Path(feedrate.__file__).resolve().parents[1])
+        path = [home, *(entry for entry in sys.path if entry and os.path.abspath(entry) != os.getcwd())]
+        start = (
+            "import sys; sys.path[:0] = sys.argv.pop(1).split('\\n'); "
+            "from feedrate.doctor.run.sampler import relay; sys.exit(relay(sys.argv[1:]))"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", start, "\n".join(path), str(run), str(os.getpid())],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        )  # fmt: skip
+        # Of two signals that come together the later one may be asked about first.
+        self._unclaimed: set[int] = set()
+        self._wait_for(sampler.READY, _START_S)
+
+    def saw(self, number: int) -> bool:
+        """Return whether the whole process group got this signal."""
+        if self._wait_for(number, _RELAY_S):
+            return True
+        # On a loaded machine the relay may not have had a core since, or got one between two questions.
+        seconds = _START_S if is_pending(self._process.pid, number) else _RELAY_S
+        return self._wait_for(number, seconds)
+
+    def stop(self) -> None:
+        """Let the sampler take its last sample."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(sampler.STOP)
+        except OSError:
+            return
+        self._wait_for(sampler.STOPPED, _START_S)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _wait_for(self, byte: int, seconds: float) -> bool:
+        assert self._process.stdout is not None
+        if byte in self._unclaimed:
+            self._unclaimed.remove(byte)
+            return True
+        descriptor = self._process.stdout.fileno()
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            ready, _, _ = select.select([descriptor], [], [], left)
+            if ready:
+                came = os.read(descriptor, 1)
+                if came == b"":
+                    return False
+                if came[0] == byte:
+                    return True
+                self._unclaimed.add(came[0])
+        return False
+
+
+class Signals:
+    """While it is entered, signals that would end the doctor are collected instead."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __enter__(self) -> Signals:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        # Python's handlers run in the main thread only, which may be waiting while another thread gets the
+        # signal; the pipe wakes it up.
+        self._fd_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._before = {number: signal.getsignal(number) for number in (*sampler.SIGNALS, signal.SIGCHLD)}
+        for number, handler in self._before.items():
+            # What was ignored (nohup) stays ignored, here and in the command.
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._fd_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        os.close(self._read)
+        os.close(self._write)
+
+    def wait(self) -> list[int]:
+        """Wait until something happens, or half a second; return the signals that came, without SIGCHLD."""
+        ready, _, _ = select.select([self._read], [], [], 0.5)
+        numbers = [n for n in os.read(self._read, 4096) if n != signal.SIGCHLD] if ready else []
+        self.seen += numbers
+        return numbers

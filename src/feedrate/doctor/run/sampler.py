@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples the machine twice a second while a command runs: `python -m feedrate.doctor.run.sampler RUN ROOT_PID`.
+"""Samples the machine twice a second while a command runs: `python -m feedrate.doctor.run.sampler RUN PID`.
 
 A process of its own, so that it costs the command nothing but its share of a core (under 1 %); it imports
 neither numpy nor torch. One JSON line per sample goes to RUN/machine.jsonl.
 
     sampling --"stop" on standard input--> waiting --end of input--> gone
-        \\------- end of input, or ROOT_PID or RUN gone ----> cleaning up --> gone
+        \\------- end of input, or PID or RUN gone ----> cleaning up --> gone
 
 Standard input is a pipe that only the doctor holds: its end says that the doctor is gone, however it went.
 Then what is left of the command is ended and the run folder removed, unless the doctor had done so.
@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +41,11 @@ _GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was
 STOP = b"s"  # from the doctor: take a last sample
 STOPPED = 255  # to the doctor: it is written
 READY = 0  # to the doctor: sampling has begun
+SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
 _ROLL_CALL_S = 2.0
 _SLOWEST_S = 10.0
 _SHARE = 0.008  # of one core
@@ -174,6 +180,37 @@ def _listen(timeout_s: float) -> bytes | None:
 def _wait_for_the_end_of_input(run: Path) -> None:
     while run.is_dir() and _listen(_ROLL_CALL_S) != b"":
         pass
+
+
+def relay(words: list[str]) -> int:
+    """Start the sampler, and tell the doctor which signals its whole process group got.
+
+    Ctrl-C goes from the terminal to the doctor, to the command and to this process alike; `kill PID` reaches
+    the doctor alone, which then has to pass it on. Only a third process of the group can tell the two apart.
+    The sampler itself runs in a session of its own: it must survive when the group is killed, to clean up.
+
+    Bytes on standard output: READY and STOPPED of the sampler; any other is the number of a signal.
+    """
+    os.set_blocking(1, False)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(1, warn_on_full_buffer=False)
+    group_member = os.getpid()
+    child = os.fork()
+    if child:
+        os.close(0)
+        os.waitpid(child, 0)
+        return 0
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+
+    def tell(byte: int) -> None:
+        try:
+            os.write(1, bytes([byte]))
+        except OSError:
+            return
+
+    os._exit(main(words, ignored=frozenset({group_member}), tell=tell))
 
 
 if __name__ == "__main__":

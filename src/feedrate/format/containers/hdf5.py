@@ -6,7 +6,7 @@
     FIELD/data, FIELD/offset, FIELD/length     all else: bytes end to end, and where each sample's lie
 
 Shards are written one by one, in any process, as parts: a part is its samples' bytes end to end. When all are
-there, `pack.joining` lays out the file with `make_layout` and copies them to their places.
+there, `packing.build.hdf5_join` lays out the file with `make_layout` and copies them to their places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from feedrate.errors import MissingExtra, PackError
-from feedrate.format.containers.contract import Content, Member, Output
+from feedrate.format.containers import Content, Member, Output
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import bare_array
 
@@ -47,7 +47,20 @@ class Hdf5:
     def read_members(
         self, path: str | os.PathLike[str], fields: Sequence[Field], samples: range
     ) -> Iterator[Member]:
-        return _read_members(path, fields, samples)
+        h5py = import_h5py()
+        try:
+            with h5py.File(path, "r") as file:
+                for start in range(samples.start, samples.stop, _BLOCK_SAMPLES):
+                    block = range(start, min(start + _BLOCK_SAMPLES, samples.stop))
+                    keys = [key.decode("ascii") for key in file["key"][block.start : block.stop].tolist()]
+                    ranges = [_ranges(file, field, block) for field in fields]
+                    for i, key in enumerate(keys):
+                        for field, (offsets, lengths) in zip(fields, ranges, strict=True):
+                            yield Member(f"{key}.{field.name}", int(offsets[i]), int(lengths[i]))
+        except (OSError, KeyError, ValueError, RuntimeError, AttributeError, TypeError) as error:
+            if isinstance(error, PackError):
+                raise
+            raise PackError(f"{os.path.basename(path)} is not the HDF5 file of a pack: {error}") from error
 
 
 class PartWriter:
@@ -151,35 +164,14 @@ def make_layout(path: str, columns: Sequence[Column]) -> dict[str, int]:
         return {c.name: file[c.name].id.get_offset() or 0 for c in columns}
 
 
-def _read_members(path: str | os.PathLike[str], fields: Sequence[Field], samples: range) -> Iterator[Member]:
-    h5py = import_h5py()
-    try:
-        with h5py.File(path, "r") as file:
-            for start in range(samples.start, samples.stop, _BLOCK_SAMPLES):
-                block = range(start, min(start + _BLOCK_SAMPLES, samples.stop))
-                keys = [key.decode("ascii") for key in file["key"][block.start : block.stop].tolist()]
-                ranges = [_ranges(file, field, block) for field in fields]
-                for i, key in enumerate(keys):
-                    for field, (offsets, lengths) in zip(fields, ranges, strict=True):
-                        yield Member(f"{key}.{field.name}", int(offsets[i]), int(lengths[i]))
-    except (OSError, KeyError, ValueError, RuntimeError, AttributeError, TypeError) as error:
-        if isinstance(error, PackError):
-            raise
-        raise PackError(f"{os.path.basename(path)} is not the HDF5 file of a pack: {error}") from error
-
-
 def _ranges(file: h5py.File, field: Field, block: range) -> tuple[Any, Any]:
     at = file[field.name]
     if hasattr(at, "id") and hasattr(at.id, "get_offset"):
         each = int(at.dtype.itemsize * np.prod(at.shape[1:], dtype=object))
         numbers = np.arange(block.start, block.stop, dtype=np.int64)
-        return _begin(at) + each * numbers, np.full(len(block), each, np.int64)
+        return int(at.id.get_offset() or 0) + each * numbers, np.full(len(block), each, np.int64)
     offsets, lengths = (at[name][block.start : block.stop] for name in ("offset", "length"))
-    return _begin(at["data"]) + offsets, lengths
-
-
-def _begin(dataset: h5py.Dataset) -> int:
-    return int(dataset.id.get_offset() or 0)
+    return int(at["data"].id.get_offset() or 0) + offsets, lengths
 
 
 def import_h5py() -> Any:

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 
 from feedrate.errors import PackError
-from feedrate.format.containers.contract import Content, Member, Output
+from feedrate.format.containers import Content, Member, Output
 from feedrate.format.fields import Field
 from feedrate.format.keys import member_name
 

@@ -10,14 +10,13 @@
 same source on the CPU. Pixels are those of `kernel.decode_batch`, byte for byte. A sample that was not taken,
 or whose status is not 0 afterwards, is to be decoded there: it has the reason in words, and asks Pillow.
 
-How crops are made on a GPU of whole images that are kept there: what is staged, which kernels run.
+Crops of whole images that are kept on the GPU are planned and made in the same way:
 
     plan = plan_crops(images, boxes=..., flips=..., filters=..., size=(224, 224), samples=...)
     buffers["staged"][: len(plan.staged)] = plan.staged
     run_crops(plan, launch, buffers, out, statuses, channels)
 
-An image is kept as its rows, one byte per channel, at an address of the device, which the kernels trust. The
-resize is that of batch.py, and so are the pixels: `kernel.decode_batch`'s.
+An image is kept as its rows, one byte per channel, at an address of the device, which the kernels trust.
 """
 
 from __future__ import annotations
@@ -29,9 +28,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from feedrate.arrays import Flags
 from feedrate.filters import BILINEAR, FILTERS
-from feedrate.kernel.decoding import is_pillow_older
-from feedrate.kernel.door import I32, I64, U8, U32, Files, Pool, Ranges, arrays_of, checked, native
+from feedrate.kernel.decoding import WITH_LOBES, is_pillow_older
+from feedrate.kernel.door import (
+    I32,
+    I64,
+    U8,
+    U32,
+    Files,
+    Pool,
+    Ranges,
+    arrays_of,
+    checked,
+    native,
+    split_by_size,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack
@@ -70,7 +82,7 @@ class Crops(TypedDict, total=False):
     """
 
     boxes: Required[I32]
-    flips: Required[npt.NDArray[np.bool_]]
+    flips: Required[Flags]
     size: Required[tuple[int, int]]
     file_of: I32 | None
     filters: U8 | None
@@ -114,7 +126,7 @@ class BatchPlan:
 
     def look(
         self, data: U8, starts: I64, crcs: U32, entries: U8, entry_starts: I64, **crops: Unpack[Crops]
-    ) -> npt.NDArray[np.bool_]:
+    ) -> Flags:
         """Read headers and entry points, and decide which samples the GPU decodes; return that.
 
         Args:
@@ -136,9 +148,7 @@ class BatchPlan:
             entry_starts=checked(entry_starts, np.int64, (files + 1,), "entry_starts"),
         )
 
-    def read(
-        self, files: Files, images: Ranges, entries: Ranges, **crops: Unpack[Crops]
-    ) -> npt.NDArray[np.bool_]:
+    def read(self, files: Files, images: Ranges, entries: Ranges, **crops: Unpack[Crops]) -> Flags:
         """Do the same with files that lie on disk: each is read, checked and planned by one thread, at once.
 
         What cannot be read, or differs from its checksum, is not taken. `fill` then needs no data.
@@ -152,7 +162,7 @@ class BatchPlan:
             entries=arrays_of(entries, n),
         )
 
-    def _plan(self, crops: Crops, look: Callable[..., None], **where: Any) -> npt.NDArray[np.bool_]:
+    def _plan(self, crops: Crops, look: Callable[..., None], **where: Any) -> Flags:
         n, pool = len(crops["boxes"]), crops.get("pool")
         if n > MAX_IMAGES:
             raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} crops, got {n}")
@@ -235,7 +245,7 @@ def run(
 def run_whole(
     plan: BatchPlan, launch: Launch, buffers: Mapping[str, Any], addresses: Any, statuses: Any, channels: int
 ) -> None:
-    """Start the kernels that decode whole images into memory of the device that stays (stored.py), in order.
+    """Start the kernels that decode whole images into memory of the device that stays, in order.
 
     Args:
         plan: as for `run`; its boxes are those of whole images.
@@ -318,7 +328,6 @@ _IMAGE_ROOM = 2048  # as in stored.cu: at least a GpuImage
 _TILE_PIXELS = 4096  # as in layout.h
 # How far a filter reaches, by Pillow's numbers; nearest takes one pixel.
 _SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])
-_WITH_LOBES = (FILTERS["bicubic"], FILTERS["lanczos"])
 # Weights of these are computed with a sine, which may differ between devices (`unsure` in prepare.cu).
 BY_SINE = (FILTERS["lanczos"], FILTERS["hamming"])
 
@@ -357,7 +366,7 @@ def plan_crops(
     images: npt.NDArray[Any],
     *,
     boxes: I32,
-    flips: npt.NDArray[np.bool_],
+    flips: Flags,
     filters: U8,
     size: tuple[int, int],
     samples: I64,
@@ -383,12 +392,8 @@ def plan_crops(
         before_13 = is_pillow_older(filters)
     for name in ("address", "channels"):
         crops[name] = images[name]
-    crops["stride"], crops["sample"], crops["flip"], crops["filter"] = (
-        images["width"],
-        samples,
-        flips,
-        filters,
-    )
+    crops["stride"], crops["sample"] = images["width"], samples
+    crops["flip"], crops["filter"] = flips, filters
     crops["box"] = np.stack([boxes[:, 0], boxes[:, 1], widths, heights], axis=1)
     down_first = _is_down_first(heights - height, widths - width, filters, before_13)
     crops["down_first"] = down_first
@@ -396,9 +401,8 @@ def plan_crops(
     crops["taps"] = taps
     pixels = widths.astype(np.int64) * heights
     # Whole quadruples, which are one load.
-    between = (
-        np.where(down_first, widths.astype(np.int64) * height, heights.astype(np.int64) * width) + 3 & ~3
-    )
+    between = np.where(down_first, widths.astype(np.int64) * height, heights.astype(np.int64) * width)
+    between = between + 3 & ~3
     weights = taps * np.array([width, height])
     for name, counts in (("pixels", pixels), ("between", between), ("weights", weights.reshape(-1))):
         crops[name] = (np.cumsum(counts) - counts).reshape(crops[name].shape)
@@ -412,19 +416,11 @@ def plan_crops(
 
 def split_crops(boxes: I32, size: tuple[int, int], most_memory: int) -> Iterator[slice]:
     """Return parts of a batch of which each takes about so many bytes of buffers, or is one crop."""
-    widths, heights = (
-        (boxes[:, 2] - boxes[:, 0]).astype(np.int64),
-        (boxes[:, 3] - boxes[:, 1]).astype(np.int64),
-    )
+    widths, heights = (boxes[:, 2:] - boxes[:, :2]).astype(np.int64).T
     # Between the passes, what is the larger one of the two orders.
     between = np.maximum(widths * size[0], heights * size[1])
     sizes = 4 * (widths * heights + between) + 64 * (widths + heights + sum(size)) + _IMAGE_ROOM
-    start, ends = 0, np.cumsum(sizes)
-    while start < len(boxes):
-        limit = (int(ends[start - 1]) if start else 0) + most_memory
-        stop = min(max(int(np.searchsorted(ends, limit, "right")), start + 1), start + MAX_IMAGES)
-        yield slice(start, stop)
-        start = stop
+    return split_by_size(sizes, most_memory, MAX_IMAGES)
 
 
 def run_crops(
@@ -434,7 +430,7 @@ def run_crops(
 
     Args:
         buffers: as `CropPlan.buffer_bytes` names them; the plan was copied to `buffers["staged"]`.
-        out: as for `batch.run`.
+        out: as for `run`.
         statuses: N x int32; of these crops' samples 0, or kGpuUnsure, where pixels are zero.
         channels: 3 (RGB), or 1 (gray) for images that are kept as gray.
     """
@@ -452,14 +448,12 @@ def run_crops(
     )  # fmt: skip
 
 
-def _is_down_first(
-    fewer_rows: I32, fewer_columns: I32, filters: U8, before_13: bool
-) -> npt.NDArray[np.bool_]:
+def _is_down_first(fewer_rows: I32, fewer_columns: I32, filters: U8, before_13: bool) -> Flags:
     """Return which pass comes first: the rule of native/resize.cpp."""
     is_tall = (fewer_rows > 0) & (fewer_rows > 2 * fewer_columns)
     if before_13:
-        is_tall &= ~np.isin(filters, _WITH_LOBES)
-    down_first: npt.NDArray[np.bool_] = (fewer_rows != 0) & ((fewer_columns == 0) | is_tall)
+        is_tall &= ~np.isin(filters, [*WITH_LOBES])
+    down_first: Flags = (fewer_rows != 0) & ((fewer_columns == 0) | is_tall)
     return down_first
 
 

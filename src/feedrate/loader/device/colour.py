@@ -11,18 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feedrate.draws import F64, Purpose
+from feedrate.arrays import F64
+from feedrate.draws import Purpose
 from feedrate.errors import UsageError
-from feedrate.loader.device.operation import (
-    Array,
-    Range,
-    Work,
-    as_range,
-    change_rows,
-    check_share,
-    is_number,
-    scale_to,
-)
+from feedrate.loader.arguments import Range, as_range, check_share, is_number, is_whole
+from feedrate.loader.device.operation import Array, Work, change_rows, scale_to
 
 _GRAY = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
@@ -210,8 +203,7 @@ class GaussianBlur:
     def __post_init__(self) -> None:
         check_share("GaussianBlur", self.p)
         for side in self.sides:
-            is_whole = isinstance(side, (int, np.integer)) and not isinstance(side, bool)
-            if not is_whole or not 1 <= side <= _LARGEST_KERNEL or side % 2 == 0:
+            if not is_whole(side, 1, _LARGEST_KERNEL) or side % 2 == 0:
                 raise UsageError(
                     "GaussianBlur: kernel_size must be an odd number of pixels, or (width, height), from 1 "
                     f"to {_LARGEST_KERNEL}; got {self.kernel_size!r}"

@@ -13,14 +13,7 @@ the host. Plain torch and few passes over memory: a compiled version would cost 
 come and go as N,C,H,W in channels-last memory; colours are worked on channel by channel, contiguous, and what
 comes after them on rows of W*C values, which is how they lie in memory.
 
-What the operations of `Loader(on_device=...)` have in common, and how their arguments are checked.
-
-An operation draws on the host, in numpy, and computes on the device. What it has drawn (factors, boxes, the
-numbers of the samples that it changes) goes there as small arrays, so that nobody ever asks the device for a
-value and waits for it. Each operation names the purpose of its draws and how many uniform numbers a sample
-takes; its `plan` makes of them what is to do.
-
-What the user asked batches to be finished with, checked: on its own, and against images and labels.
+`check_finish` checks what the user asked for: on its own, and against images and labels.
 """
 
 from __future__ import annotations
@@ -33,15 +26,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.arrays import F64
+from feedrate.draws import Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
+from feedrate.loader.arguments import Size, is_number
 from feedrate.loader.batch import Batch, Origin
 from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.loader.device.mixing import CutMix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
-from feedrate.loader.device.operation import Array, Work, is_number, send_arrays
-from feedrate.loader.image import Size
+from feedrate.loader.device.operation import Array, Work
 from feedrate.loader.options import Options, Wanted
 
 COLOURS = (ColorJitter, Grayscale, GaussianBlur, Solarize)
@@ -143,7 +137,7 @@ class Finish:
         import torch
 
         with torch.no_grad():
-            arrays = send_arrays(plan.arrays, send)
+            arrays = _send_arrays(plan.arrays, send)
             values = list(data)
             for at in self.places:
                 rows = self._run_colours(data[at], plan, arrays)
@@ -241,6 +235,24 @@ class Plan:
             first = len(self.arrays)
             self.arrays += work.arrays
             steps.append(_Step(work, first, len(self.arrays)))
+
+
+def _send_arrays(arrays: Sequence[Array], send: Callable[[Any], Any]) -> list[Any]:
+    """Return arrays as tensors on a device, by way of one copy; `send` moves a tensor there."""
+    import torch
+
+    if not arrays:
+        return []
+    starts = np.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])
+    together = np.zeros(starts[-1], np.uint8)
+    for start, array in zip(starts, arrays, strict=False):
+        together[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    sent = send(torch.from_numpy(together))
+    types = {"f": torch.float32, "i": torch.int64}
+    return [
+        sent[start : start + array.nbytes].view(types[array.dtype.kind]).reshape(array.shape)
+        for start, array in zip(starts.tolist(), arrays, strict=False)
+    ]
 
 
 def _to_rows(images: Any) -> Any:

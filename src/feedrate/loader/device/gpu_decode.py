@@ -21,17 +21,17 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
+from feedrate.arrays import I64, U8, Flags
 from feedrate.errors import FeedrateError
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.kernel import I64, U8, DecodeReport
+from feedrate.kernel import DecodeReport
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import OUT_OF_MEMORY, DriverError, compile_source, why_not
 from feedrate.loader.device import transfer
@@ -60,7 +60,7 @@ class Planned(NamedTuple):
     """What was read of a batch, and which samples a plan took of it."""
 
     data: U8 | None  # None: the plan holds what it read
-    taken: npt.NDArray[np.bool_]
+    taken: Flags
     bytes_read: int
 
 
@@ -103,7 +103,11 @@ class PackRequest:
     pool: kernel.Pool | None
 
     def __len__(self) -> int:
-        return len(self.places.positions)
+        return len(self.places)
+
+    def take(self, at: I64) -> PackRequest:
+        """Return a request for some of the samples."""
+        return replace(self, places=self.places.take(at), geometry=self.geometry.take(at))
 
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
         places, name = self.places, self.field.name
@@ -137,9 +141,8 @@ class PackRequest:
         return Planned(None, taken, int(images.length[is_read].sum() + entries.length[is_read].sum()))
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
-        places = Places(self.places.pack, self.places.rows[at], self.places.positions[at])
         out = self.lend(len(at))
-        return out, decode_pixels(places, self.field, self.geometry.take(at), out, self.pool)
+        return out, decode_pixels(self.places.take(at), self.field, self.geometry.take(at), out, self.pool)
 
 
 class _Job(NamedTuple):
@@ -149,7 +152,7 @@ class _Job(NamedTuple):
     """
 
     out: Any
-    taken: npt.NDArray[np.bool_]
+    taken: Flags
     statuses: Any
     event: Any
     bytes_read: int

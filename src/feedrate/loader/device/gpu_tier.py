@@ -10,7 +10,7 @@ a sample    ABSENT --claim: a maker decodes it whole--> CLAIMED --keep: its byte
 It belongs to one loader and one device. Memory is taken in chunks, as it fills, on the stream of the loader's
 copies; all that reads or writes there runs on that stream, so that memory which is given back needs no wait.
 
-Images by way of the cache's tier on the GPU: decoded whole the first time, cropped there from then on.
+By way of it, images are decoded whole the first time, and cropped there from then on:
 
 ```
 maker    decodes whole what is not there and has room: on the GPU what that takes, the rest on the CPU
@@ -18,7 +18,7 @@ maker    queues the crops of all that is there: the host reads nothing for them,
 maker    lets the others come as without the tier, and puts them beside these
 ```
 
-Pixels are those of the CPU path, byte for byte; what might differ is not kept (see keeping.py).
+Pixels are those of the CPU path, byte for byte; what might differ is not kept.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feedrate import kernel
+from feedrate.arrays import I32, I64, U8, Flags
 from feedrate.cache.results import TierStats
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
 from feedrate.format.fields import Field, Kind
-from feedrate.kernel import I32, I64, U8, DecodeReport, pillow
+from feedrate.kernel import DecodeReport, pillow
 from feedrate.kernel.cuda import batch
 from feedrate.kernel.cuda.batch import IMAGE
 from feedrate.kernel.cuda.launcher import OUT_OF_MEMORY, DriverError
@@ -46,7 +48,7 @@ from feedrate.loader.cache import GpuBudget
 from feedrate.loader.cached_pixels import BY_PILLOW, LARGEST_BYTES, decode_whole, without_colour
 from feedrate.loader.device import transfer
 from feedrate.loader.device.gpu_decode import UNSURE_BIT, GpuDecoder, PackRequest, put_samples
-from feedrate.loader.geometry import Geometry, Places, Tally, read_sides
+from feedrate.loader.geometry import Geometry, Tally, read_sides
 from feedrate.loader.image import whole
 from feedrate.loader.pipeline import Meter
 from feedrate.units import format_bytes
@@ -122,7 +124,7 @@ class GpuTier:
     def takes(self, field: str) -> bool:
         return field in self._tables
 
-    def find(self, field: str, positions: I64) -> tuple[npt.NDArray[np.bool_], Rows]:
+    def find(self, field: str, positions: I64) -> tuple[Flags, Rows]:
         """Return which images are here, and all their rows of `IMAGE`."""
         with self._lock:
             rows = self._tables[field][positions]
@@ -133,11 +135,11 @@ class GpuTier:
         with self._lock:
             return list(self._chunks)
 
-    def has(self, field: str, positions: I64) -> npt.NDArray[np.bool_]:
+    def has(self, field: str, positions: I64) -> Flags:
         """Return which samples of a field are here, so that their bytes are not needed."""
         return self.find(field, positions)[0] if self.takes(field) else np.zeros(len(positions), np.bool_)
 
-    def claim(self, field: str, positions: I64, sizes: I64) -> npt.NDArray[np.bool_]:
+    def claim(self, field: str, positions: I64, sizes: I64) -> Flags:
         """Return which images the caller is to decode whole, as far as there is room for them; no promise.
 
         When not even the first one fits, nothing is claimed any more: what is kept stays the same.
@@ -150,7 +152,7 @@ class GpuTier:
         with self._lock:
             if self._is_full:
                 return np.zeros(len(positions), np.bool_)
-            claimed: npt.NDArray[np.bool_] = table["state"][positions] == ABSENT
+            claimed: Flags = table["state"][positions] == ABSENT
             if limit is not None:
                 claimed &= sizes <= limit
                 fits = np.cumsum(np.where(claimed, sizes, 0)) <= self._left + self._budget.left
@@ -271,7 +273,6 @@ MOST_CROP_BYTES = 512 << 20
 # Whole images on the host, on their way to the GPU.
 MOST_HOST_BYTES = 256 << 20
 Pixels = U8 | transfer.DevicePixels
-Mask = npt.NDArray[np.bool_]
 
 
 class StoredPixels:
@@ -338,7 +339,7 @@ class StoredPixels:
                 put_samples(pixels, others, out, self._stream)
         return transfer.DevicePixels(out, self._stream), tally.report()
 
-    def _find(self, name: str, positions: I64, boxes: I32) -> tuple[Mask, Any]:
+    def _find(self, name: str, positions: I64, boxes: I32) -> tuple[Flags, Any]:
         """Return which samples' crops can be made in the tier, and its images."""
         held, images = self._tier.find(name, positions)
         return held & _lies_inside(boxes, images["width"], images["height"]), images
@@ -375,7 +376,7 @@ class StoredPixels:
 
         return out, find_unsure
 
-    def _fill(self, request: PackRequest, boxes: I32, missing: Mask, tally: Tally) -> bool:
+    def _fill(self, request: PackRequest, boxes: I32, missing: Flags, tally: Tally) -> bool:
         """Decode whole, and keep, what is not in the tier and has room there; return whether any did."""
         name, positions = request.field.name, request.places.positions
         widths, heights = read_sides(request.field, request.places.rows)
@@ -393,14 +394,14 @@ class StoredPixels:
             self._tier.release(name, positions[chosen])
         return bool(chosen.size)
 
-    def _fill_there(self, request: PackRequest, tally: Tally) -> Mask:
+    def _fill_there(self, request: PackRequest, tally: Tally) -> Flags:
         """Let the GPU decode into the tier what it takes; return which are kept."""
         places, kept = request.places, np.zeros(len(request.places.positions), np.bool_)
         lengths = places.rows[f"{request.field.name}.length"].astype(np.int64)
         left = np.arange(len(kept))
         # What the buffers have no room for at once is decoded in turns.
         while left.size:
-            part = _take(request, left)
+            part = request.take(left)
             chosen, _ = part.choose(1.0)
             job = self._decoder.begin(part, chosen, partial(self._store, part)) if len(chosen) else None
             if job is None:
@@ -434,12 +435,8 @@ class StoredPixels:
 
     def _fill_here(self, request: PackRequest, sizes: I64, tally: Tally) -> None:
         """Decode the others on the CPU, and copy them to the tier."""
-        ends, start = np.cumsum(sizes), 0
-        while start < len(sizes):
-            limit = (int(ends[start - 1]) if start else 0) + MOST_HOST_BYTES
-            stop = max(int(np.searchsorted(ends, limit, "right")), start + 1)
-            self._copy_whole(_take(request, np.arange(start, stop)), tally)
-            start = stop
+        for part in kernel.split_by_size(sizes, MOST_HOST_BYTES, len(sizes)):
+            self._copy_whole(request.take(np.arange(part.start, part.stop)), tally)
 
     def _copy_whole(self, request: PackRequest, tally: Tally) -> None:
         import torch
@@ -473,22 +470,17 @@ class StoredPixels:
             self._tier.keep(name, positions[[i]], image, np.array([source_bytes]))
 
 
-def _lies_inside(boxes: I32, widths: Any, heights: Any) -> Mask:
+def _lies_inside(boxes: I32, widths: Any, heights: Any) -> Flags:
     """Return which boxes are not empty, and inside of their images."""
     left, top, right, bottom = boxes.T
     is_box = (left >= 0) & (top >= 0) & (left < right) & (top < bottom)
-    inside: Mask = is_box & (right <= widths) & (bottom <= heights)
+    inside: Flags = is_box & (right <= widths) & (bottom <= heights)
     return inside
-
-
-def _take(request: PackRequest, at: I64) -> PackRequest:
-    places = Places(request.places.pack, request.places.rows[at], request.places.positions[at])
-    return replace(request, places=places, geometry=request.geometry.take(at))
 
 
 def _ask_whole(request: PackRequest, at: I64) -> PackRequest:
     """Return a request for some of the images as they are; the smallest output, since none is made."""
-    part = _take(request, at)
+    part = request.take(at)
     sides = read_sides(part.field, part.places.rows)
     geometry = Geometry(whole(*sides), np.zeros(len(at), np.bool_), sides, filters=(FILTERS["nearest"],))
     return replace(part, geometry=geometry, size=(1, 1, part.size[2]))

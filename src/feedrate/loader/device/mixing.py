@@ -16,10 +16,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from feedrate.draws import F64, Purpose, draw_uniforms, make_key
+from feedrate.arrays import F64
+from feedrate.draws import Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
-from feedrate.loader.device.operation import Array, Range, Work, as_range, check_share, is_number, scale_to
-from feedrate.loader.image import Size
+from feedrate.loader.arguments import Range, Size, as_range, check_share, is_number, is_whole
+from feedrate.loader.device.operation import Array, Work, scale_to
 
 _TRIES = 10  # to find a box that fits, as torchvision
 _GAMMA_TRIES = 8  # each is good with a probability above 0.95
@@ -182,8 +183,7 @@ class _Mixing:
         check_share(name, self.p)
         if not is_number(self.alpha) or self.alpha <= 0:
             raise UsageError(f"{name}: alpha must be a number above 0, got {self.alpha!r}")
-        is_whole = isinstance(self.num_classes, (int, np.integer)) and not isinstance(self.num_classes, bool)
-        if self.num_classes is not None and not (is_whole and self.num_classes >= 1):
+        if self.num_classes is not None and not is_whole(self.num_classes, 1):
             raise UsageError(
                 f"{name}: num_classes must be a whole number from 1 on, got {self.num_classes!r}"
             )

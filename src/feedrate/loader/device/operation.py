@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations of `Loader(on_device=...)` have in common, and how their arguments are checked.
+"""What the operations of `Loader(on_device=...)` have in common.
 
 An operation draws on the host, in numpy, and computes on the device. What it has drawn (factors, boxes, the
 numbers of the samples that it changes) goes there as small arrays, so that nobody ever asks the device for a
@@ -9,21 +9,16 @@ takes; its `plan` makes of them what is to do.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.draws import F64
-from feedrate.errors import UsageError
-from feedrate.kernel import I64
+from feedrate.arrays import F64, I64
+from feedrate.loader.arguments import Range
 
 Array = npt.NDArray[Any]
-
-
-Range = tuple[float, float]
 
 
 class Work(NamedTuple):
@@ -47,42 +42,6 @@ def change_rows(rows: I64, samples: int, work: Work) -> Work:
         return images.index_copy_(0, at, work.apply(images.index_select(0, at), *arrays))
 
     return Work((rows.astype(np.int64), *work.arrays), apply)
-
-
-def send_arrays(arrays: Sequence[Array], send: Callable[[Any], Any]) -> list[Any]:
-    """Return arrays as tensors on a device, by way of one copy; `send` moves a tensor there."""
-    import torch
-
-    if not arrays:
-        return []
-    starts = np.cumsum([0] + [-(-array.nbytes // 16) * 16 for array in arrays])
-    together = np.zeros(starts[-1], np.uint8)
-    for start, array in zip(starts, arrays, strict=False):
-        together[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    sent = send(torch.from_numpy(together))
-    types = {"f": torch.float32, "i": torch.int64}
-    return [
-        sent[start : start + array.nbytes].view(types[array.dtype.kind]).reshape(array.shape)
-        for start, array in zip(starts.tolist(), arrays, strict=False)
-    ]
-
-
-def is_number(value: object) -> bool:
-    is_real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    return is_real and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def check_share(name: str, p: object) -> None:
-    if not is_number(p) or not 0 <= p <= 1:  # type: ignore[operator]
-        raise UsageError(f"{name}: p must be a probability from 0 to 1, got {p!r}")
-
-
-def as_range(value: Any) -> Range | None:
-    """Return two numbers of which the second is not the smaller one; None: this is none."""
-    pair = tuple(value) if isinstance(value, (tuple, list)) else ()
-    if len(pair) != 2 or not all(is_number(one) for one in pair) or pair[0] > pair[1]:
-        return None
-    return float(pair[0]), float(pair[1])
 
 
 def scale_to(uniforms: F64, between: Range) -> F64:

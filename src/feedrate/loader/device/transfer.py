@@ -22,10 +22,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from feedrate.arrays import U8, Flags
 from feedrate.errors import FeedrateError, UsageError
-from feedrate.kernel import U8
 from feedrate.loader.batch import Batch
 from feedrate.loader.device.finish import Finish
 from feedrate.units import format_bytes
@@ -303,7 +302,7 @@ class DevicePixels:
     def __init__(self, tensor: Any, stream: Any) -> None:
         self.tensor, self._stream = tensor, stream
 
-    def __getitem__(self, good: npt.NDArray[np.bool_]) -> DevicePixels:
+    def __getitem__(self, good: Flags) -> DevicePixels:
         """Return the pixels of some samples; the host does not wait."""
         import torch
 

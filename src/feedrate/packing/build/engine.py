@@ -65,12 +65,11 @@ def run_shards(
         FeedrateError: a shard could not be made; the others that were begun are given up.
     """
     if engine.name == "local" or not tasks:
-        size_bytes = sum(task.source_bytes for task in tasks)
         done = run_tasks(
             write_shard,
             tasks,
             workers=workers,
-            size_bytes=size_bytes,
+            size_bytes=sum(task.source_bytes for task in tasks),
             watch=watch,
             begin=lambda task: begin_shard(task, listing),
             have_threads=lambda: goes_in_bulk(tasks[0]),
@@ -90,10 +89,8 @@ def _open_cluster(engine: Engine, target: Path, workers: int) -> AbstractContext
 
 
 def _add_up(costs: Iterable[MapCost]) -> MapCost:
-    samples, seconds = 0, 0.0
-    for cost in costs:
-        samples, seconds = samples + cost[0], seconds + cost[1]
-    return samples, seconds
+    every = list(costs)
+    return sum(samples for samples, _ in every), sum((seconds for _, seconds in every), 0.0)
 
 
 def _run_remote(cluster: Cluster, tasks: Sequence[ShardTask], watch: Watch) -> MapCost:
@@ -219,9 +216,8 @@ class _Dask:
         try:
             return _future(job).result()
         except Exception as error:  # KilledWorker and its like
-            return (
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else repr(error)
-            )
+            words = str(error).strip().splitlines()
+            return f"{type(error).__name__}: {words[0]}" if words else repr(error)
 
 
 def _future(job: Job) -> Future[MapCost | FeedrateError]:

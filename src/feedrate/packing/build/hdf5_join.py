@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +51,16 @@ def join_parts(
         places = make_layout(out.name, columns)
         size_bytes = os.fstat(out.fileno()).st_size
         join = _Join(out.fileno(), {c.name: (places[c.name], c.dtype) for c in columns}, bare)
-        moved = []
-        for number, one in enumerate(done):
-            moved.append(_move_part(folder, fields, one, join, index_name(number), size_bytes))
+        moved = [
+            _move_part(folder, fields, one, join, index_name(number), size_bytes)
+            for number, one in enumerate(done)
+        ]
         crc32c = _checksum(out.name, size_bytes)
+    whole = partial(dataclasses.replace, name=FILE_NAME, size_bytes=size_bytes, crc32c=crc32c)
     shards = [
-        one._replace(
-            shard=dataclasses.replace(
-                one.shard, name=FILE_NAME, size_bytes=size_bytes, crc32c=crc32c, index=index
-            ),
-        )
-        for one, index in zip(done, moved, strict=True)
-    ]  # fmt: skip
-    return tuple(_as_stored(field, bare) for field in fields), shards
+        one._replace(shard=whole(one.shard, index=index)) for one, index in zip(done, moved, strict=True)
+    ]
+    return tuple(_as_stored(field, bare.get(field.name)) for field in fields), shards
 
 
 def read_joined(folder: Path, plan: str) -> list[ShardDone] | None:
@@ -73,15 +71,12 @@ def read_joined(folder: Path, plan: str) -> list[ShardDone] | None:
         return None
     if manifest.settings.get("plan") != plan:
         return None
-    found = [
-        read_done(folder, shard.index.name, shard.name, plan, shard.container) for shard in manifest.shards
-    ]
     whole = [
         one._replace(shard=shard)
-        for one, shard in zip(found, manifest.shards, strict=True)
-        if one is not None
+        for shard in manifest.shards
+        if (one := read_done(folder, shard.index.name, shard.name, plan, shard.container)) is not None
     ]
-    return whole if len(whole) == len(found) else None
+    return whole if len(whole) == len(manifest.shards) else None
 
 
 def remove_parts(folder: Path, shards: int) -> None:
@@ -205,9 +200,9 @@ def _checksum(path: str, size_bytes: int) -> int:
     return crc32c
 
 
-def _as_stored(field: Field, bare: Mapping[str, tuple[str, tuple[int, ...]]]) -> Field:
-    if field.kind is not Kind.ARRAY or field.name not in bare:
+def _as_stored(field: Field, bare: tuple[str, tuple[int, ...]] | None) -> Field:
+    if field.kind is not Kind.ARRAY or bare is None:
         return field
-    dtype, shape = np.dtype(bare[field.name][0]), bare[field.name][1]
+    dtype, shape = np.dtype(bare[0]), bare[1]
     name = dtype.name if dtype.isnative else dtype.str
     return dataclasses.replace(field, coding=Coding.RAW, dtype=name, shape=shape)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample of the source -> what is stored of it: read, mapped, looked at, and made anew where asked for.
-
-A map, tried on the first samples of a source: which fields it makes, and how large they are.
-"""
+"""A sample of the source -> what is stored of it: read, mapped, looked at, and made anew where asked for."""
 
 from __future__ import annotations
 

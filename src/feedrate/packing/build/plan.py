@@ -13,7 +13,7 @@ from urllib.parse import quote_from_bytes
 
 import numpy as np
 
-from feedrate.draws import I64
+from feedrate.arrays import I64
 from feedrate.format.containers import find_container
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.entries import AUTO, dump_entries

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain image files, with a label or without, go into a tar many at a time: the kernel reads them, looks at
-them and lays them out, on all threads. What is out of the ordinary comes back, and goes the long way.
+"""Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else.
 
-Both ways make the same bytes; this one spares a Python object per file, which would cost more than the file.
-
-Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else.
+Plain image files, with a label or without, go into a tar many at a time: the kernel reads them, looks at them
+and lays them out, on all threads. What is out of the ordinary goes one by one. Both ways make the same bytes;
+the first spares a Python object per file, which would cost more than the file.
 """
 
 from __future__ import annotations

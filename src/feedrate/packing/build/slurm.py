@@ -38,14 +38,8 @@ _DEFAULT_MINUTES, _DEFAULT_ARRAY = 60, 16
 # What tells the tasks of one pack apart; all else is said once.
 _VARYING = ("number", "first", "last", "source_bytes", "expected_bytes")
 _KINDS = (
-    "AlreadyExists",
-    "MissingExtra",
-    "NotFound",
-    "PackError",
-    "SourceError",
-    "StorageError",
-    "UsageError",
-)
+    "AlreadyExists", "MissingExtra", "NotFound", "PackError", "SourceError", "StorageError", "UsageError",
+)  # fmt: skip
 _MOST_RESULT_BYTES = 2**20
 # Without the current folder, in which anybody's modules may lie.
 _COMMAND = (
@@ -101,13 +95,8 @@ class _Slurm:
         tasks = dump_tasks(groups, self._workers)
         command = shlex.join([sys.executable, "-u", "-c", _COMMAND])
         script = f"#!/bin/bash\nexec {command} <<'TASKS'\n{tasks}\nTASKS\n"
-        done = subprocess.run(
-            ["sbatch", "--parsable", array, *self._options],
-            input=script,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        words = ["sbatch", "--parsable", array, *self._options]
+        done = subprocess.run(words, input=script, check=False, capture_output=True, text=True)
         if done.returncode != 0:
             words = done.stderr.strip().splitlines()
             raise FeedrateError(f"Slurm did not take the jobs: {words[-1] if words else done.returncode}")
@@ -198,11 +187,10 @@ def _load_result(document: dict[str, Any]) -> MapCost | FeedrateError | str:
         return f"a Slurm job ended with {document['lost']}"
     if "error" not in document:
         return int(document["samples"]), float(document["seconds"])
-    kind: type[FeedrateError] = (
-        getattr(errors, document["error"]) if document["error"] in _KINDS else FeedrateError
-    )
+    kind = getattr(errors, document["error"]) if document["error"] in _KINDS else FeedrateError
     hint = document["hint"]
-    return kind(str(document["message"]), hint=None if hint is None else str(hint))
+    error: FeedrateError = kind(str(document["message"]), hint=None if hint is None else str(hint))
+    return error
 
 
 def _write_result(target: str, name: str, document: dict[str, Any]) -> None:

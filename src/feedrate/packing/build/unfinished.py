@@ -27,7 +27,7 @@ from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.packing.build import listing
 from feedrate.packing.options import PackOptions
-from feedrate.source.spool import SPOOL_NAME
+from feedrate.source.record import SPOOL_NAME
 from feedrate.units import format_bytes, format_count, shell_quote
 
 JOBS_NAME = "packing.jobs"

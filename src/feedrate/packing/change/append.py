@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a source as they come to a pack that is there already: known files refused or passed over, keys
-that stay unique, classes by the pack's numbers.
-
-`feedrate append`: new samples of a source become further shards of a pack.
+"""`feedrate append`: new samples of a source become further shards of a pack.
 
     PACK --pack the source into PACK/appending--> --link its shards into PACK--> --pack.json--> longer PACK
 
 Until pack.json is replaced the pack is what it was. `appending` is an unfinished pack like any other, so a
-command that was interrupted goes on there; it is removed last.
+command that was interrupted goes on there; it is removed last. Known files are refused or passed over, keys
+stay unique, and classes get the pack's numbers.
 """
 
 from __future__ import annotations
@@ -33,15 +31,7 @@ from feedrate.format.manifest import Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting
-from feedrate.packing.change.merge import (
-    Joined,
-    check_default,
-    check_equal_keys,
-    find_splits,
-    join,
-    link_into,
-)
-from feedrate.packing.change.update import changing, path_column, write_manifest
+from feedrate.packing.change import merge, update
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.mapping import Function, Map, find_map
 from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
@@ -52,8 +42,7 @@ from feedrate.progress import Rejection, Tick
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
-from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value
-from feedrate.source.spool import SPOOL_NAME
+from feedrate.source.record import SPOOL_NAME, ContainerValue, FileRange, Reader, Record, Value
 from feedrate.units import printable, shell_quote
 
 
@@ -68,7 +57,7 @@ class Arrivals(Reader):
         self.root, self.table = reader.root, reader.table
         self.skipped = 0
         self._reader, self._pack, self._skip = reader, pack, skip
-        column = path_column(pack)
+        column = update.path_column(pack)
         self._path_field = column.removesuffix(".path") if column else None
         self._paths = _Known(pack.all_texts(column) if column else ())
         self._keys = _Known(pack.all_texts("key"))
@@ -225,7 +214,7 @@ def append(
     begin = time.monotonic()
     source = os.fspath(source)
     check_nesting(source, Path(pack))
-    with changing(pack) as opened:
+    with update.changing(pack) as opened:
         was_done = _clean_up(opened)
         _check_defaults(opened, options.defaults)
         chosen = _pack_options(source, opened, options)
@@ -264,17 +253,27 @@ def _append(
         packed = pack_reader(arrivals, folder, options, watch)
     except NothingToPack as error:
         if arrivals.skipped:
-            return _nothing_new(arrivals, pack, error.rejected)
+            return AppendResult(
+                source=arrivals.root, pack=str(pack.path), samples=len(pack), added=0,
+                skipped=arrivals.skipped, shards=0, size_bytes=0, seconds=0.0, new_classes=(),
+                rejected=error.rejected, unassigned=(),
+            )  # fmt: skip
         raise
     with explained(pack.path):
         with contextlib.closing(Pack(folder)) as new:
-            check_equal_keys([pack, new], ["", ""])
-            joined = [Joined(pack), Joined(new, "", link_into(pack.path, or_move=True), defaults)]
-            manifest, unassigned = join(pack.path, joined, _settings(pack, new))
+            merge.check_equal_keys([pack, new], ["", ""])
+            joined = [
+                merge.Joined(pack),
+                merge.Joined(new, "", merge.link_into(pack.path, or_move=True), defaults),
+            ]
+            manifest, unassigned = merge.join(pack.path, joined, _settings(pack, new))
             if packed.rejected:
-                _add_rejections(pack, folder)
+                # As many lines as pack.json tells of were there before: more may be of a run that was killed.
+                path, known = pack.path / REJECTED_NAME, int(pack.manifest.settings.get("rejected", 0))
+                before = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+                write_file(path, b"".join(before[:known]) + (folder / REJECTED_NAME).read_bytes())
         sync_folder(pack.path)
-        write_manifest(pack.path, manifest)
+        update.write_manifest(pack.path, manifest)
         write_quality(pack.path)
         remove_folder(folder)
     return _summarise(arrivals, pack, manifest, packed, unassigned)
@@ -334,13 +333,13 @@ def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
     added = {f.name: f for f in pack.manifest.added}
     # Numbers that a column stands before come from the source; its texts would, too, but lie in shards.
     stored = {f.name for f in pack.manifest.fields if f.kind is Kind.NUMBER}
-    splits = find_splits(pack.manifest)
+    splits = merge.find_splits(pack.manifest)
     for name in defaults:
         if name not in added:
             raise NotFound(
                 f"{pack.path} has no added column '{name}'", hint=f"it has: {', '.join(added) or 'none'}"
             )
-        check_default(added[name], defaults[name])
+        merge.check_default(added[name], defaults[name])
     for name, column in added.items():
         if name not in splits and name not in defaults and name not in stored:
             kind = "class" if column.classes is not None else column.kind
@@ -374,21 +373,6 @@ def _settings(pack: Pack, new: Pack) -> dict[str, Any]:
     one = {"samples": len(new), "shards": len(new.manifest.shards), "plan": theirs.get("plan")}
     settings["appended"] = [*settings.get("appended", ()), one]
     return settings
-
-
-def _add_rejections(pack: Pack, folder: Path) -> None:
-    # As many lines as pack.json tells of were there before: more may be from a run that was killed here.
-    path = pack.path / REJECTED_NAME
-    before = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    kept = before[: int(pack.manifest.settings.get("rejected", 0))]
-    write_file(path, b"".join(kept) + (folder / REJECTED_NAME).read_bytes())
-
-
-def _nothing_new(arrivals: Arrivals, pack: Pack, rejected: tuple[Rejection, ...]) -> AppendResult:
-    return AppendResult(
-        source=arrivals.root, pack=str(pack.path), samples=len(pack), added=0, skipped=arrivals.skipped,
-        shards=0, size_bytes=0, seconds=0.0, new_classes=(), rejected=rejected, unassigned=(),
-    )  # fmt: skip
 
 
 def _summarise(

@@ -16,15 +16,7 @@ import numpy as np
 from feedrate.errors import SourceError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.index import Values
-from feedrate.packing.change.update import (
-    as_path,
-    changing,
-    check_missing,
-    check_taken,
-    read_names,
-    some,
-    store_column,
-)
+from feedrate.packing.change import update
 from feedrate.packing.results import ColumnResult
 from feedrate.source.labelled import PATH_COLUMNS
 from feedrate.source.table import Table, is_missing, read_numbers, read_table
@@ -74,32 +66,33 @@ def add_column(
         AlreadyExists: the pack has such a field, or another process is changing the pack.
     """
     options = options or ColumnOptions()
-    with changing(pack) as opened:
+    with update.changing(pack) as opened:
         read = read_table(Path(table))
         names, by_key = _row_names(read, options)
         column = _pick_column(read, options, names)
         name = options.name or column
-        check_taken(opened, name, replace=options.replace)
+        update.check_taken(opened, name, replace=options.replace)
         replaced = opened.manifest.field(name) is not None
         cells = _by_sample(read, names, column)
         named = len(cells)
         chosen, missing = [], []
-        for sample in read_names(opened, by_key=by_key):
+        for sample in update.read_names(opened, by_key=by_key):
             value = cells.pop(sample, None)
             if is_missing(value):
                 missing.append(sample)
             chosen.append(options.default if is_missing(value) else value)
         if options.default is None:
             hint = f"check the names in {read.path}, or give a value for the others: --default VALUE"
-            check_missing(missing, len(opened), f"value of '{column}' in {read.path.name}", hint)
+            update.check_missing(missing, len(opened), f"value of '{column}' in {read.path.name}", hint)
         if len(cells) == named:
+            strangers = update.some(list(cells))
             raise SourceError(
-                f"no row of {read.path} is about a sample of {opened.path}: it names {some(list(cells))}",
+                f"no row of {read.path} is about a sample of {opened.path}: it names {strangers}",
                 hint="rows are found by the original path, or with --key-column by the key",
             )
         field, values = _make_values(name, chosen, options.kind, read)
         made = {"table": read.path.name, "column": column, "crc32c": f"{read.measure()[1]:08x}"}
-        part = store_column(opened, field, values, made)
+        part = update.store_column(opened, field, values, made)
         return ColumnResult(
             pack=str(pack),
             table=str(table),
@@ -154,7 +147,7 @@ def _by_sample(table: Table, names: str, column: str) -> dict[bytes, object]:
     for row, (name, value) in enumerate(table.rows((names, column)), 1):
         if not isinstance(name, str) or not name:
             raise SourceError(f"row {row} of {table.path} does not say which sample it is about: {name!r}")
-        known = as_path(name)
+        known = update.as_path(name)
         if known in cells and cells[known] != value:
             raise SourceError(
                 f"{table.path} has two values for '{name}': {cells[known]!r}, and in row {row} {value!r}",
@@ -210,6 +203,3 @@ def _as_bytes(name: str, cell: object, kind: str) -> bytes:
         return json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise SourceError(f"a value of '{name}' is not JSON: {cell!r} ({error})") from None
-
-
-__all__ = ["KINDS", "ColumnKind", "ColumnOptions", "add_column", "count_classes"]

@@ -151,7 +151,7 @@ def check_address(pack: str) -> None:
 
 
 def _refuse_unfit(pack: Pack, bytes_per_entry: int) -> None:
-    remote = next((shard for shard in pack.manifest.shards if shard.is_elsewhere), None)
+    remote = next((shard for shard in pack.manifest.shards if shard.is_remote), None)
     if remote is not None:
         raise SourceError(
             f"{pack.path} is an index of files that are not on this machine: {remote.folder}/{remote.name}",

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several packs as one: what their fields have in common, and a manifest that names the files of all.
+"""`feedrate merge`: several packs become one that names the files of all of them.
 
 Nothing is copied. Files come into the folder as hard links, which stay whatever becomes of the originals, or
 are referred to by a relative path. Classes are united by name: where a pack's numbers would mean others in
 the united list, a small column with the new numbers stands before the stored ones.
-
-`feedrate merge`: several packs become one that names the files of all of them; nothing is copied.
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ import contextlib
 import dataclasses
 import filecmp
 import hashlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +38,8 @@ from feedrate.format.manifest import (
     read_manifest,
 )
 from feedrate.format.pack import Pack
-from feedrate.kernel import I64
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_foreign, own_folder
-from feedrate.packing.change.update import write_column, write_manifest
+from feedrate.packing.change.update import hash_names, write_column, write_manifest
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.recode import RECODE_SETTINGS
 from feedrate.packing.results import MergedPack, MergeResult
@@ -96,14 +94,18 @@ def unite_fields(packs: Sequence[Pack]) -> tuple[tuple[Field, ...], tuple[Field,
         # A replaced field stands in some packs as added, in others as stored.
         known = {pack.path for pack, _ in having}
         having += [(p, f) for p in packs if p.path not in known for f in p.manifest.fields if f.name == name]
-    united = {name: _unite([(p, _widest(f, having)) for p, f in having]) for name, having in added.items()}
-    return stored, tuple(united.values())
-
-
-def _widest(field: Field, having: Sequence[tuple[Pack, Field]]) -> Field:
-    """Return an added field as it can be with the others: whole numbers become others where some are not."""
-    is_mixed = field.kind is Kind.NUMBER and any(other.dtype == "float64" for _, other in having)
-    return dataclasses.replace(field, dtype="float64") if is_mixed and field.classes is None else field
+        # Whole numbers become others where some are not.
+        if any(field.dtype == "float64" for _, field in having):
+            added[name] = [
+                (
+                    p,
+                    f
+                    if f.kind is not Kind.NUMBER or f.classes is not None
+                    else dataclasses.replace(f, dtype="float64"),
+                )
+                for p, f in having
+            ]
+    return stored, tuple(map(_unite, added.values()))
 
 
 def _unite(having: Sequence[tuple[Pack, Field]]) -> Field:
@@ -155,7 +157,7 @@ def join(
         for field in fields:
             if field.name not in {f.name for f in added}:
                 parts += _renumber_stored(folder, joined, field, first)
-        above = next_number(pack)
+        above = int(pack.column("number").max()) + 1 if len(pack) else 0
         # Last, since files may be moved: from now on the pack itself cannot be read.
         names = range(free, free + len(pack.manifest.shards))
         placed: dict[Path, tuple[str, str]] = {}
@@ -168,11 +170,6 @@ def join(
         number += above
     manifest = Manifest(fields, tuple(shards), dict(settings), added, tuple(parts))
     return manifest, tuple(unassigned)
-
-
-def next_number(pack: Pack) -> int:
-    """Return a number above those of all samples."""
-    return int(pack.column("number").max()) + 1 if len(pack) else 0
 
 
 def _place_shard(
@@ -189,7 +186,7 @@ def _place_shard(
         return moved
     stem = f"shard-{name:05d}"
     path, index_path = joined.pack.locate_file(shard), file_path(joined.pack.path, shard.index)
-    if shard.is_elsewhere:
+    if shard.is_remote:
         placed[path] = shard.folder, shard.name
     elif path not in placed:  # several shards may lie in one file
         # Files that were indexed where they lie are their user's, and stay there.
@@ -208,8 +205,12 @@ def _place_column(
     there = pack.manifest.field(field.name)
     is_whole = any(f.name == field.name for f in pack.manifest.added)
     if there is None or (not is_whole and there.kind is not Kind.NUMBER):
-        values = _default(joined, field, unassigned)
-        return [write_column(folder, field, values, first=first, samples=len(pack))]
+        if field.name in joined.defaults:
+            filled = _fill(field, joined.defaults[field.name], len(pack))
+        else:  # in no part of a split
+            unassigned[field.name] = None
+            filled = np.full(len(pack), -1, np.int64)
+        return [write_column(folder, field, {field.name: filled}, first=first, samples=len(pack))]
     own = [part for part in pack.manifest.parts if part.fields == (field.name,)]
     if is_whole and not _needs_numbers(there, field) and there.dtype == field.dtype:
         return [_place_part(joined, part, first) for part in own]
@@ -272,15 +273,6 @@ def check_missing_values(pack: Pack, added: Sequence[Field], may_lack: Collectio
                 f"'{field.name}' is stored in the shards of {pack.path} and an added column elsewhere",
                 hint=f"add it there too: {command} --replace",
             )
-
-
-def _default(joined: Joined, field: Field, unassigned: dict[str, None]) -> Values:
-    count = len(joined.pack)
-    if field.name in joined.defaults:
-        return {field.name: _fill(field, joined.defaults[field.name], count)}
-    # In no part of a split.
-    unassigned[field.name] = None
-    return {field.name: np.full(count, -1, np.int64)}
 
 
 def check_default(field: Field, value: object) -> None:
@@ -411,9 +403,10 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
         Joined(pack, prefix, link_into(folder) if is_linked else refer_from(folder))
         for pack, prefix, is_linked in zip(packs, prefixes, linked, strict=True)
     ]
-    settings = _settings(folder, packs, prefixes)
-    manifest, unassigned = join(folder, joined, settings)
-    _join_rejections(folder, packs)
+    manifest, unassigned = join(folder, joined, _settings(folder, packs, prefixes))
+    rejections = [file for pack in packs if (file := pack.path / REJECTED_NAME).exists()]
+    if data := b"".join(file.read_bytes() for file in rejections):
+        write_file(folder / REJECTED_NAME, data)
     sync_folder(folder)
     write_manifest(folder, manifest)
     write_quality(folder)
@@ -434,13 +427,6 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
     )
 
 
-def _join_rejections(folder: Path, packs: Sequence[Pack]) -> None:
-    files = [pack.path / REJECTED_NAME for pack in packs]
-    data = b"".join(file.read_bytes() for file in files if file.exists())
-    if data:
-        write_file(folder / REJECTED_NAME, data)
-
-
 def _name_packs(packs: Sequence[Pack]) -> list[str]:
     names = [os.path.basename(os.path.realpath(pack.path)).removesuffix(".pack") for pack in packs]
     for name in names:
@@ -457,7 +443,7 @@ def check_equal_keys(packs: Sequence[Pack], prefixes: Sequence[str]) -> None:
     """Keys must stay unique. 8 bytes per sample are held."""
     if len(set(prefixes)) == len(prefixes):
         return
-    hashes = [_hash_keys(pack) for pack in packs]
+    hashes = [hash_names(pack.all_texts("key")) for pack in packs]
     whole = np.sort(np.concatenate(hashes))
     repeated = np.unique(whole[1:][whole[1:] == whole[:-1]])
     if not repeated.size:
@@ -465,7 +451,7 @@ def check_equal_keys(packs: Sequence[Pack], prefixes: Sequence[str]) -> None:
     seen: dict[bytes, Pack] = {}
     both: list[tuple[bytes, Pack, Pack]] = []
     for pack, found in zip(packs, hashes, strict=True):
-        for key in _keys_at(pack, np.flatnonzero(np.isin(found, repeated))):
+        for key in itertools.compress(pack.all_texts("key"), np.isin(found, repeated)):
             if key in seen:
                 both.append((key, seen[key], pack))
             seen[key] = pack
@@ -475,18 +461,6 @@ def check_equal_keys(packs: Sequence[Pack], prefixes: Sequence[str]) -> None:
             f"{len(both):,} keys stand in two packs: '{printable(key)}' in {one.path} and {other.path}",
             hint="put the packs' names before their keys: --prefix",
         )
-
-
-def _hash_keys(pack: Pack) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    found = np.empty(len(pack), np.uint64)
-    for place, key in enumerate(pack.all_texts("key")):
-        found[place] = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
-    return found
-
-
-def _keys_at(pack: Pack, positions: I64) -> Iterator[bytes]:
-    for start in range(0, len(positions), 65536):
-        yield from pack.texts("key", positions[start : start + 65536])
 
 
 def _can_link(pack: Pack, folder: Path) -> bool:
@@ -545,7 +519,11 @@ def _settings(folder: Path, packs: Sequence[Pack], prefixes: Sequence[str]) -> d
         {
             "samples": len(pack),
             **({"prefix": prefix} if prefix else {}),
-            "settings": _pixel_settings(pack.manifest),
+            "settings": {
+                name: pack.manifest.settings[name]
+                for name in ("map", *RECODE_SETTINGS)
+                if name in pack.manifest.settings
+            },
         }
         for pack, prefix in zip(packs, prefixes, strict=True)
     ]
@@ -558,8 +536,3 @@ def _settings(folder: Path, packs: Sequence[Pack], prefixes: Sequence[str]) -> d
     for pack, prefix in zip(packs, prefixes, strict=True):
         tables += bring_tables(folder, pack, tables, prefix=prefix)
     return {**settings, **({"tables": tables} if tables else {})}
-
-
-def _pixel_settings(manifest: Manifest) -> dict[str, Any]:
-    names = ("map", *RECODE_SETTINGS)
-    return {name: manifest.settings[name] for name in names if name in manifest.settings}

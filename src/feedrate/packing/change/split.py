@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of a split: shares that add up, and who gets into which part.
+"""`feedrate split`: which part each sample belongs to, stored as a column of classes.
 
 Samples, or groups of them, are sorted by a hash of their names and the seed, and the parts are cut off one
 after the other. So the same data gives the same parts, whatever its order in the pack, and new samples move
 few others.
-
-What a split goes by: groups that stay together, classes that are shared out, lists that people wrote.
-
-`feedrate split`: which part each sample belongs to, stored as a column of classes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,16 +22,9 @@ from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64
+from feedrate.packing.change import update
 from feedrate.packing.change.columns import count_classes
-from feedrate.packing.change.update import (
-    as_path,
-    changing,
-    check_missing,
-    check_taken,
-    read_names,
-    some,
-    store_column,
-)
+from feedrate.packing.change.update import hash_names, read_names
 from feedrate.packing.results import ClassShare, SplitResult
 from feedrate.units import format_count, printable, shell_quote
 
@@ -206,30 +194,19 @@ def _count_held(groups: I64, strata: I64, number: int, classes: int) -> list[tup
     return held
 
 
-def hash_names(names: Iterable[bytes], seed: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return a number per name that depends on the name and the seed alone."""
-    key = seed.to_bytes(8, "little")
-    digests = bytearray()  # 8 bytes per name are held, and not the names
-    for name in names:
-        digests += hashlib.blake2b(name, digest_size=8, key=key).digest()
-    return np.frombuffer(digests, "<u8")
-
-
-def group_by_field(pack: Pack, name: str) -> list[bytes]:
-    """Return each sample's group: the value of a field."""
-    column = _find_field(pack, name)
+def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:
+    """Return each sample's group: its folder, what a pattern finds in its path, or the value of a field."""
+    if options.by_folder:
+        return [path.rpartition(b"/")[0] for path in read_names(pack, by_key=False)]
+    if options.by_path:
+        return _group_by_path(pack, options.by_path)
+    column = _find_field(pack, str(options.by))
     if column.kind is Kind.NUMBER:
         return [repr(value).encode() for value in pack.checked_column(column.name).tolist()]
     return _read_texts(pack, column)
 
 
-def group_by_folder(pack: Pack) -> list[bytes]:
-    """Return each sample's group: the folder that it was in."""
-    return [path.rpartition(b"/")[0] for path in read_names(pack, by_key=False)]
-
-
-def group_by_path(pack: Pack, pattern: str) -> list[bytes]:
-    """Return each sample's group: what a regular expression finds in its original path."""
+def _group_by_path(pack: Pack, pattern: str) -> list[bytes]:
     try:
         compiled = re.compile(os.fsencode(pattern))
     except re.error as error:
@@ -241,12 +218,8 @@ def group_by_path(pack: Pack, pattern: str) -> list[bytes]:
             unmatched.append(path)
         else:
             names.append((match[1] if compiled.groups else match[0]) or b"")
-    check_missing(
-        unmatched,
-        len(pack),
-        f"group: '{pattern}' finds nothing in their paths",
-        hint=r"the first (...) in it is the group: --by-path '(patient\d+)'",
-    )
+    hint = r"the first (...) in it is the group: --by-path '(patient\d+)'"
+    update.check_missing(unmatched, len(pack), f"group: '{pattern}' finds nothing in their paths", hint)
     return names
 
 
@@ -301,7 +274,7 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
     values = np.full(len(pack), len(parts), np.int64)
     missing: list[bytes] = []
     used: set[bytes] = set()
-    paths = read_names(pack, by_key=False) if _has_paths(pack) else read_names(pack, by_key=True)
+    paths = read_names(pack, by_key=not _has_paths(pack))
     for place, (path, key) in enumerate(zip(paths, pack.all_texts("key"), strict=True)):
         name = path if path in part_of else key
         if name in part_of:
@@ -313,11 +286,11 @@ def read_lists(pack: Pack, files: Mapping[str, Path], *, has_rest: bool) -> I64:
     if strangers:
         raise SourceError(
             f"the lists name {format_count(len(strangers), 'sample')} that {pack.path} does not have:"
-            f" {some(strangers)}",
+            f" {update.some(strangers)}",
             hint="a line is an original path or a key; "
             f"see some: feedrate ls {shell_quote(pack.path)} --samples 5",
         )
-    check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
+    update.check_missing(missing, len(pack), "part: no list names them", hint="give them one: NAME=rest")
     return values
 
 
@@ -334,7 +307,7 @@ def _read_list(path: Path) -> list[bytes]:
     except OSError as error:
         raise NotFound(f"cannot read the list {path}: {error.strerror}") from None
     lines = [line.strip("\r") for line in text.split("\n")]
-    names = [as_path(line) for line in lines if line.strip()]
+    names = [update.as_path(line) for line in lines if line.strip()]
     if not names:
         raise SourceError(f"the list {path} is empty")
     return names
@@ -377,10 +350,6 @@ class SplitOptions:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2**63, got {self.seed}")
 
-    @property
-    def is_grouped(self) -> bool:
-        return self.by is not None or self.by_path is not None or self.by_folder
-
     def settings(self) -> dict[str, Any]:
         told = {
             "seed": self.seed, "by": self.by, "by_path": self.by_path, "by_folder": self.by_folder or None,
@@ -405,8 +374,8 @@ def split(
     """
     options = options or SplitOptions()
     parts = _check_parts(shares, options)
-    with changing(pack) as opened:
-        check_taken(opened, options.name, replace=options.replace)
+    with update.changing(pack) as opened:
+        update.check_taken(opened, options.name, replace=options.replace)
         replaced = opened.manifest.field(options.name) is not None
         groups: I64 | None = None
         if options.files:
@@ -427,7 +396,7 @@ def extend_split(pack: str | os.PathLike[str], name: str = "split") -> SplitResu
         UsageError: it has no such split, or one that was made from lists.
         AlreadyExists: another process is changing the pack.
     """
-    with changing(pack) as opened:
+    with update.changing(pack) as opened:
         column = opened.manifest.field(name)
         made = opened.manifest.settings.get("columns", {}).get(name, {})
         if column is None or column.classes is None or "shares" not in made:
@@ -450,7 +419,7 @@ def _divide(
 ) -> tuple[I64, I64 | None]:
     """Return the part of each sample, and its group if there are groups; samples with a part keep it."""
     counts, values = count_shares(shares, len(pack)), given.copy()
-    if not options.is_grouped:
+    if options.by is None and options.by_path is None and not options.by_folder:
         free = np.flatnonzero(values < 0)
         strata = find_strata(pack, options.stratify)[free]
         hashes = hash_names(pack.all_texts("key"), options.seed)[free]
@@ -483,25 +452,25 @@ def _store(
 ) -> SplitResult:
     column = Field(name, Kind.NUMBER, dtype="int64", classes=parts)
     counts = count_classes(column, values)
-    _refuse_empty(counts, len(pack), groups)
-    part = store_column(pack, column, {name: values}, made)
+    _check_empty(counts, len(pack), groups)
+    label, class_counts = pack.manifest.field("label"), {}
+    if label is not None and label.classes is not None:
+        labels = pack.column("label")
+        class_counts = {p: count_classes(label, labels[values == n]) for n, p in enumerate(parts)}
+    part = update.store_column(pack, column, {name: values}, made)
     return SplitResult(
         pack=str(pack.path),
         name=name,
         samples=len(pack),
         parts=counts,
-        groups={} if groups is None else _count_groups(parts, values, groups),
-        class_counts=_count_labels(pack, parts, values),
+        groups={}
+        if groups is None
+        else {part: len(np.unique(groups[values == number])) for number, part in enumerate(parts)},
+        class_counts=class_counts,
         least_even=None if groups is None else _find_least_even(pack, made.get("stratify"), parts, values),
         size_bytes=part.size_bytes,
         replaced=replaced,
     )
-
-
-def _group_names(pack: Pack, options: SplitOptions) -> list[bytes]:
-    if options.by_folder:
-        return group_by_folder(pack)
-    return group_by_path(pack, options.by_path) if options.by_path else group_by_field(pack, str(options.by))
 
 
 def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[str, ...]:
@@ -521,7 +490,7 @@ def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[st
     return parts
 
 
-def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
+def _check_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
     empty = next((name for name, count in counts.items() if not count), None)
     if empty is not None:
         whole = format_count(samples, "sample")
@@ -530,10 +499,6 @@ def _refuse_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -
         raise UsageError(
             f"part '{empty}' would be empty: the pack has {whole}", hint="give it a larger share"
         )
-
-
-def _count_groups(parts: tuple[str, ...], values: I64, groups: I64) -> dict[str, int]:
-    return {name: len(np.unique(groups[values == number])) for number, name in enumerate(parts)}
 
 
 def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], values: I64) -> ClassShare | None:
@@ -556,11 +521,3 @@ def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], value
             name: absent for name, row in zip(parts, table, strict=True) if (absent := int((row == 0).sum()))
         },
     )
-
-
-def _count_labels(pack: Pack, parts: tuple[str, ...], values: I64) -> dict[str, dict[str, int]]:
-    label = pack.manifest.field("label")
-    if label is None or label.classes is None:
-        return {}
-    labels = pack.column("label")
-    return {name: count_classes(label, labels[values == number]) for number, name in enumerate(parts)}

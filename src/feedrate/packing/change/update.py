@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Change a finished pack: new files first, then pack.json in one step, so that it is always whole.
+"""What commands share that change a finished pack: new files first, then pack.json in one step, so that it is
+always whole; columns; samples by what people call them, original path or key.
 
 Files that pack.json names are never written to, so whoever has the pack open reads on as before. A column's
 file is named after its contents: a command that was killed writes the same file again and goes on.
-
-Find samples of a pack by what people call them: original path, or key.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ import dataclasses
 import hashlib
 import os
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from feedrate.errors import AlreadyExists, SourceError, UsageError
 from feedrate.files.atomic import remove_temporaries, write_file
@@ -147,3 +148,12 @@ def some(names: list[bytes]) -> str:
 def check_missing(missing: list[bytes], total: int, what: str, hint: str) -> None:
     if missing:
         raise SourceError(f"{len(missing):,} of {total:,} samples have no {what}: {some(missing)}", hint=hint)
+
+
+def hash_names(names: Iterable[bytes], seed: int | None = None) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return a number per name that depends on the name, and on the seed where there is one, alone."""
+    key = b"" if seed is None else seed.to_bytes(8, "little")
+    digests = bytearray()  # 8 bytes per name are held, and not the names
+    for name in names:
+        digests += hashlib.blake2b(name, digest_size=8, key=key).digest()
+    return np.frombuffer(digests, "<u8")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate warm`: load a pack into the page cache, as fast as the disk is and as far as memory goes.
-
-`feedrate ls`: what is in a pack. Reads whole columns of the index, never a shard.
+"""`feedrate ls`: what is in a pack, by whole columns of the index and never by a shard. `feedrate warm`: load
+a pack into the page cache, as fast as the disk is and as far as memory goes.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,8 +40,7 @@ _ROWS = 1 << 14
 _LOOKED_AT = 200
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     path: Path
     size_bytes: int
 
@@ -67,19 +66,15 @@ def warm(
             hint=f"copy it to this node first: feedrate stage {shell_quote(pack)}",
         )
     began = time.monotonic()
-    opened = Pack(pack)
-    elsewhere = next((s for s in opened.manifest.shards if s.is_elsewhere), None)
-    if elsewhere is not None:
-        opened.close()
-        raise UsageError(
-            f"{pack} is an index of files that are not on this machine: {elsewhere.folder}",
-            hint=f"copy them to this node first: feedrate stage {shell_quote(pack)}",
-        )
-    try:
+    with closing(Pack(pack)) as opened:
+        remote = next((s for s in opened.manifest.shards if s.is_remote), None)
+        if remote is not None:
+            raise UsageError(
+                f"{pack} is an index of files that are not on this machine: {remote.folder}",
+                hint=f"copy them to this node first: feedrate stage {shell_quote(pack)}",
+            )
         samples = len(opened)
         files = [_File(path, _measure(path, opened.path)) for path in list_paths(opened)]
-    finally:
-        opened.close()
     paths = [file.path for file in files]
     size_bytes = sum(file.size_bytes for file in files)
     before = measure_residency(paths)
@@ -93,7 +88,6 @@ def warm(
 
     loaded = _read_all(fitting, report)
     whole = sum(a == b for a, b in zip(files, fitting, strict=False))
-    left_out = files[whole:]
     return WarmResult(
         pack=str(pack),
         files=len(files),
@@ -104,7 +98,7 @@ def warm(
         limit_reason=reason,
         resident_before=before,
         resident_after=measure_residency(paths),
-        left_out=tuple(file.path.name for file in left_out),
+        left_out=tuple(file.path.name for file in files[whole:]),
         left_out_bytes=size_bytes - total,
         seconds=time.monotonic() - began,
     )
@@ -115,7 +109,7 @@ def measure_pack_residency(pack: Pack) -> float | None:
 
     None where it cannot be said: also of files that are not on this machine.
     """
-    if any(shard.is_elsewhere for shard in pack.manifest.shards):
+    if any(shard.is_remote for shard in pack.manifest.shards):
         return None
     return measure_residency(list_paths(pack, loose_step=max(1, len(pack) // _LOOKED_AT)))
 
@@ -204,17 +198,14 @@ def _read_all(files: list[_File], report: Callable[[int], None]) -> int:
 
 def _read_block(path: Path, offset: int, buffer: memoryview) -> int:
     try:
-        descriptor = open_quietly(path)
-        try:
+        with open(open_quietly(path), "rb", buffering=0) as file:
             done = 0
             while done < len(buffer):
-                got = os.preadv(descriptor, [buffer[done:]], offset + done)
+                got = os.preadv(file.fileno(), [buffer[done:]], offset + done)
                 if not got:
                     break  # it became shorter meanwhile; whoever loads samples will say so
                 done += got
             return done
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -228,32 +219,29 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
     """
     if samples < 0:
         raise UsageError(f"samples must be at least 0, got {samples}")
-    opened = Pack(pack)
-    try:
-        shards = opened.manifest.shards
-        rejected = opened.manifest.settings.get("rejected", 0)
+    with closing(Pack(pack)) as opened:
+        manifest = opened.manifest
+        rejected = manifest.settings.get("rejected", 0)
         return PackDescription(
             pack=str(pack),
             samples=len(opened),
             fields=tuple(_summarise(opened, field) for field in opened.fields),
-            class_counts=_count_classes(opened, opened.manifest.field("label")),
+            class_counts=_count_classes(opened, manifest.field("label")),
             column_counts={
                 field.name: _count_classes(opened, field)
                 for field in opened.fields
                 if field.classes is not None and field.kind is Kind.NUMBER and field.name != "label"
             },
-            shards=len(shards),
-            shard_bytes=opened.manifest.shard_bytes,
+            shards=len(manifest.shards),
+            shard_bytes=manifest.shard_bytes,
             entries=_list_entries(opened),
-            index_bytes=opened.manifest.index_bytes + sum(p.size_bytes for p in opened.manifest.parts),
+            index_bytes=manifest.index_bytes + sum(p.size_bytes for p in manifest.parts),
             rejected=rejected if isinstance(rejected, int) else 0,
-            settings=dict(opened.manifest.settings),
-            pixels=describe_pixels(opened.manifest.settings),
+            settings=dict(manifest.settings),
+            pixels=describe_pixels(manifest.settings),
             first_samples=_list_samples(opened, min(samples, len(opened))),
             resident_share=measure_pack_residency(opened),
         )
-    finally:
-        opened.close()
 
 
 def _list_entries(pack: Pack) -> tuple[int, ...]:
@@ -265,27 +253,20 @@ def _list_entries(pack: Pack) -> tuple[int, ...]:
 
 
 def _summarise(pack: Pack, field: Field) -> FieldSummary:
-    summary = {
+    summary: dict[str, Any] = {
         "name": field.name, "kind": field.kind.value, "dtype": field.dtype, "shape": field.shape,
-        "coding": field.coding.value,
+        "coding": field.coding.value, "size_bytes": 8 * len(pack),
     }  # fmt: skip
-    if field.kind is Kind.NUMBER:
-        return FieldSummary(**summary, size_bytes=8 * len(pack))  # type: ignore[arg-type]
-    size_bytes = int(pack.column(f"{field.name}.length").sum())
-    if not field.has_pixels or not len(pack):
-        return FieldSummary(**summary, size_bytes=size_bytes)  # type: ignore[arg-type]
-    share = None
-    # Without a scan there are no entry points to tell by.
-    if field.kind is Kind.IMAGE and pack.manifest.settings.get("scan", True):
-        entries = pack.column(f"{field.name}.entries")
-        share = float((entries[:, 1] > entries[:, 0]).mean())
-    return FieldSummary(
-        **summary,  # type: ignore[arg-type]
-        size_bytes=size_bytes,
-        mean_width=float(pack.column(f"{field.name}.width").mean()),
-        mean_height=float(pack.column(f"{field.name}.height").mean()),
-        kernel_share=share,
-    )
+    if field.kind is not Kind.NUMBER:
+        summary["size_bytes"] = int(pack.column(f"{field.name}.length").sum())
+    if field.has_pixels and len(pack):
+        for side in ("width", "height"):
+            summary[f"mean_{side}"] = float(pack.column(f"{field.name}.{side}").mean())
+        # Without a scan there are no entry points to tell by.
+        if field.kind is Kind.IMAGE and pack.manifest.settings.get("scan", True):
+            entries = pack.column(f"{field.name}.entries")
+            summary["kernel_share"] = float((entries[:, 1] > entries[:, 0]).mean())
+    return FieldSummary(**summary)
 
 
 def _count_classes(pack: Pack, field: Field | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.draws import F64
+from feedrate.arrays import F64
 from feedrate.format.byte_strings import ByteStrings, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.packing.values import ImageFacts
@@ -44,14 +44,9 @@ _PLAIN_ODD = {
 _NS_PER_PIXEL = {"JPEG": 2.3, "PNG": 33.0, "WEBP": 20.0, "AVIF": 34.0, "GIF": 14.0, "raw": 1.0}
 _OTHER_NS_PER_PIXEL, _KERNEL_NS_PER_BYTE = 18.0, 5.5
 _TRUNCATED = (
-    "ends early",
-    "ends inside",
-    "truncated",
-    "cut short",
-    "end of file",
-    "unexpected end",
-    "no scan",
-)
+    "ends early", "ends inside", "truncated", "cut short", "end of file", "unexpected end", "no scan",
+)  # fmt: skip
+_EXTREMES = {"smallest": 1, "largest": -1}
 
 
 class QualityTally:
@@ -76,9 +71,13 @@ class QualityTally:
         count = self.formats.setdefault(facts.format, [0, 0])
         count[0] += 1
         count[1] += size_bytes
-        self._count_sides(path, facts.width, facts.height)
-        if facts.orientation != 1:
-            self.add("rotated", path, f"EXIF orientation {facts.orientation}", _turned(done, turned))
+        short, long = sorted((facts.width, facts.height))
+        self.short_sides[bisect_right(SIDES, short)] += 1
+        self.long_sides[bisect_right(SIDES, long)] += 1
+        self._compare(path, facts.width, facts.height)
+        self.add_orientation(
+            path, facts.orientation, NORMALISED if turned else MAPPED if done == MAPPED else KEPT
+        )
         if facts.pillow_reason is None and facts.format == "JPEG":
             if facts.is_gray:
                 self.add("gray", path, "JPEG", done)
@@ -137,9 +136,7 @@ class QualityTally:
             chosen = np.flatnonzero(known[kinds])
             for i in chosen[:EXAMPLES].tolist():
                 name, mode = _PLAIN[ImageKind(int(kinds[i]))]
-                self.add(
-                    code, printable(paths[i]), f"{name} of mode {mode}" if code == "alpha" else name, KEPT
-                )
+                self.add(code, paths[i], f"{name} of mode {mode}" if code == "alpha" else name, KEPT)
             if len(chosen) > EXAMPLES:
                 self.odd[code]["done"][KEPT] += len(chosen) - EXAMPLES
         short, long = np.minimum(widths, heights), np.maximum(widths, heights)
@@ -149,7 +146,7 @@ class QualityTally:
         for extreme in dict.fromkeys((int(pixels.min()), int(pixels.max()))):
             alike = np.flatnonzero(pixels == extreme)
             i = int(alike[paths.take(alike).find_first()])
-            self._compare(printable(paths[i]), int(widths[i]), int(heights[i]))
+            self._compare(paths[i], int(widths[i]), int(heights[i]))
         is_jpeg = kinds <= ImageKind.GRAY_JPEG
         rates = np.where(is_jpeg, _NS_PER_PIXEL["JPEG"], _NS_PER_PIXEL["PNG"])
         by_bytes = np.where(is_jpeg, _KERNEL_NS_PER_BYTE, 0.0)
@@ -158,9 +155,9 @@ class QualityTally:
         self.costs.update(_count(bins))
         self._note_slowest(paths, costs_us, kinds, widths, heights)
 
-    def add_orientation(self, path: bytes, orientation: int) -> None:
+    def add_orientation(self, path: bytes, orientation: int, done: str = KEPT) -> None:
         if orientation != 1:
-            self.add("rotated", printable(path), f"EXIF orientation {orientation}", KEPT)
+            self.add("rotated", path, f"EXIF orientation {orientation}", done)
 
     def add_rejected(self, path: str, reason: str) -> None:
         self.add(classify(reason), path, reason, REJECTED)
@@ -177,21 +174,18 @@ class QualityTally:
         self._count_waiting()
         return {name: value for name, value in vars(self).items() if value and name[0] != "_"}
 
-    def _count_sides(self, path: bytes, width: int, height: int) -> None:
-        short, long = (width, height) if width < height else (height, width)
-        self.short_sides[_bin(short)] += 1
-        self.long_sides[_bin(long)] += 1
-        self._compare(path, width, height)
-
-    def _compare(self, path: bytes | str, width: int, height: int) -> None:
+    def _compare(self, path: bytes, width: int, height: int) -> None:
         pixels = width * height
         if self.extremes and self._least < pixels < self._most:
             return
-        here = [printable(path) if isinstance(path, bytes) else path, width, height]
-        for which, is_better in _EXTREMES:
-            if which not in self.extremes or is_better(here, self.extremes[which]):
-                self.extremes[which] = here
+        for which in _EXTREMES:
+            self.add_extreme(which, [printable(path), width, height])
         self._least, self._most = min(self._least, pixels), max(self._most, pixels)
+
+    def add_extreme(self, which: str, here: list[Any]) -> None:
+        """Remember an image if it is smaller, or larger; of those of one size the first by name."""
+        there = self.extremes.setdefault(which, here)
+        self.extremes[which] = min(there, here, key=lambda one: (_EXTREMES[which] * one[1] * one[2], one[0]))
 
     def _count_kind(self, path: bytes, facts: ImageFacts, done: str) -> None:
         if facts.is_damaged:
@@ -251,13 +245,11 @@ def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
             count[1] += size_bytes
         for name in ("short_sides", "long_sides", "costs"):
             getattr(whole, name).update({int(bin_): n for bin_, n in one.get(name, {}).items()})
-        for which, is_better in _EXTREMES:
-            here = one.get("extremes", {}).get(which)
-            if here and (which not in whole.extremes or is_better(here, whole.extremes[which])):
-                whole.extremes[which] = here
-        whole.slowest = sorted([*whole.slowest, *one.get("slowest", [])], key=lambda s: (-s[0], s[1]))[
-            :SLOWEST
-        ]
+        for which in _EXTREMES:
+            if here := one.get("extremes", {}).get(which):
+                whole.add_extreme(which, here)
+        slowest = [*whole.slowest, *one.get("slowest", [])]
+        whole.slowest = sorted(slowest, key=lambda s: (-s[0], s[1]))[:SLOWEST]
         whole.left_out += one.get("left_out", 0)
         for code, found in one.get("odd", {}).items():
             known = whole.odd.setdefault(code, {"done": {}, "examples": []})
@@ -273,23 +265,3 @@ def _count(numbers: I64) -> dict[int, int]:
     least = int(numbers.min())
     counts = np.bincount(numbers - least)
     return {least + i: int(counts[i]) for i in np.flatnonzero(counts).tolist()}
-
-
-def _bin(side: int) -> int:
-    return bisect_right(SIDES, side)
-
-
-# Of images of one size the first by name, in whichever order they come.
-def _is_smaller(here: list[Any], there: list[Any]) -> bool:
-    return bool((here[1] * here[2], here[0]) < (there[1] * there[2], there[0]))
-
-
-def _is_larger(here: list[Any], there: list[Any]) -> bool:
-    return bool((-here[1] * here[2], here[0]) < (-there[1] * there[2], there[0]))
-
-
-_EXTREMES = (("smallest", _is_smaller), ("largest", _is_larger))
-
-
-def _turned(done: str, turned: bool) -> str:
-    return NORMALISED if turned else MAPPED if done == MAPPED else KEPT

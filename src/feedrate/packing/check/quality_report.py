@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of a pack that are the same: found by what the index knows, confirmed by a look at the bytes.
+"""The quality of a whole pack: what its shards found, added up, and what only the whole index can tell.
 
-Length and checksum of all samples are sorted into buckets on disk, so that memory does not grow with them.
-
-The quality of a whole pack: what its shards found, added up, and what only the whole index can tell.
+Duplicates are found by what the index knows, and confirmed by a look at the bytes. Length and checksum of all
+samples are sorted into buckets on disk, so that memory does not grow with them.
 """
 
 from __future__ import annotations

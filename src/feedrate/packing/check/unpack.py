@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write files below one folder and nowhere else, whatever their paths say and whatever lies there already.
+"""`feedrate unpack`: pack -> the original files, bit for bit, under their original paths.
 
-Every folder on the way is opened by name relative to the one above it, and never through a symbolic link, so
+Files are written below one folder and nowhere else, whatever their paths say and whatever is there already:
+every folder on the way is opened by name relative to the one above it, and never through a symbolic link, so
 that a link which somebody plants between a check and a write leads nowhere.
-
-`feedrate unpack`: pack -> the original files, bit for bit, under their original paths.
 """
 
 from __future__ import annotations
@@ -114,13 +113,10 @@ class Tree:
                 ) from error
             raise
         if len(self._folders) >= _MOST_FOLDERS:
-            self._forget_folders(but=above)
+            for other in [f for f in self._folders if f and f != above]:
+                os.close(self._folders.pop(other))
         self._folders[folder] = fd
         return fd
-
-    def _forget_folders(self, *, but: bytes) -> None:
-        for folder in [f for f in self._folders if f and f != but]:
-            os.close(self._folders.pop(folder))
 
     def _is_there(self, folder_fd: int, name: bytes, path: bytes, data: bytes) -> bool:
         try:
@@ -133,7 +129,10 @@ class Tree:
             raise
         try:
             info = os.fstat(fd)
-            same = stat.S_ISREG(info.st_mode) and info.st_size == len(data) and _holds(fd, data)
+            same = stat.S_ISREG(info.st_mode) and info.st_size == len(data)
+            if same:
+                with open(fd, "rb", closefd=False) as file:
+                    same = file.read(len(data) + 1) == data
         finally:
             os.close(fd)
         if not same:
@@ -162,11 +161,6 @@ class Tree:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder_fd)
         return True
-
-
-def _holds(fd: int, data: bytes) -> bool:
-    with open(fd, "rb", closefd=False) as file:
-        return file.read(len(data) + 1) == data
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +230,15 @@ def unpack_shard(task: ShardUnpack) -> Written:
     """Restore the files of one shard; picklable, for any executor."""
     folder = Path(task.pack)
     try:
-        part = _read_index(task, folder)
-        _check_paths(task, part)
+        index = task.shard.index
+        data = file_path(folder, index).read_bytes()
+        # Original paths stand in the index alone: a changed byte there would give a file another name.
+        if kernel.crc32c(data) != index.crc32c:
+            raise PackError(f"{index.name} is damaged: checksum", hint=_verify_hint(task.pack))
+        part = parse_part(data, task.fields, name=index.name)
+        for field in task.fields:
+            for path in filter(None, part.variable.get(f"{field.name}.path", ())):
+                check_path(path)
         with open(file_path(folder, task.shard), "rb") as shard, Tree(Path(task.target)) as tree:
             return _restore_samples(task, part, shard.fileno(), tree)
     except OSError as error:
@@ -246,22 +247,6 @@ def unpack_shard(task: ShardUnpack) -> Written:
         raise PackError(
             f"cannot read {task.shard.name}: {error.strerror}", hint=_verify_hint(task.pack)
         ) from error
-
-
-def _read_index(task: ShardUnpack, folder: Path) -> Part:
-    index = task.shard.index
-    data = file_path(folder, index).read_bytes()
-    # Original paths stand in the index alone: a changed byte there would give a file another name.
-    if kernel.crc32c(data) != index.crc32c:
-        raise PackError(f"{index.name} is damaged: checksum", hint=_verify_hint(task.pack))
-    return parse_part(data, task.fields, name=index.name)
-
-
-def _check_paths(task: ShardUnpack, part: Part) -> None:
-    for field in task.fields:
-        for path in part.variable.get(f"{field.name}.path", ()):
-            if path:
-                check_path(path)
 
 
 def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Written:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether single values are what the index says: images, their entry points, files indexed in place.
+"""`feedrate verify`: is every byte of a pack what it was when it was packed, and do its parts agree?
 
-Whether values in a shard that lies elsewhere are what the index says: those of a part are brought near.
-
-`feedrate verify`: is every byte of a pack what it was when it was packed, and do its parts agree?
+Values in remote files are fetched, part by part, and checked as those in files that were indexed in place.
 """
 
 from __future__ import annotations
@@ -331,7 +329,7 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
 
 def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     shard = check.shard
-    if shard.is_elsewhere:
+    if shard.is_remote:
         yield from check_remote(shard, check.fields, part)
         return
     path = file_path(check.pack, shard)

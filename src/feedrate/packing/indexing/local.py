@@ -35,9 +35,8 @@ from feedrate.packing.workers import advance, report_tasks, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.source.bytes import Bytes
-from feedrate.source.file_list import is_pattern
 from feedrate.source.in_place import InPlace, home_of
-from feedrate.source.opening import open_reader
+from feedrate.source.opening import is_pattern, open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.record import FileRange, Record
 from feedrate.source.values import UnusableValue

@@ -46,7 +46,7 @@ from feedrate.remote.copier import fetch
 from feedrate.remote.fetch import FetchedPlace, find_patiently
 from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
-from feedrate.source.spool import Spool
+from feedrate.source.record import Spool
 
 
 @dataclass(frozen=True, slots=True)

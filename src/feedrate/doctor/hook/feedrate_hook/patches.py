@@ -1,43 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes the hook's own lines out of tracebacks that Python prints, as they would be without the doctor.
+"""All patches by the module they wait for, and what happens to them when a process forks or ends.
 
-The chain of a traceback is mended in place, just before it is shown: whoever shows it, Python itself or an
-excepthook of the user's, goes on as always. Exceptions that the user's code catches are left as they are.
+A patch runs when its module has been imported: at once if that is the case already.
 
-Runs a patch when the module it belongs to has been imported: at once if that is the case already.
-
-All patches by the module they wait for, and what happens to them when a process forks or ends.
+Tracebacks that Python prints are as they would be without the doctor: the hook's own lines are taken out of
+the chain in place, just before it is shown. Whoever shows it, Python itself or an excepthook of the user's,
+goes on as always. Exceptions that the user's code catches are left as they are.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from . import wrapping
-
-from .record import (
-    calls,
-    catalogue,
-    draws,
-    fetching,
-    loader_patches,
-    loaders,
-    opened_files,
-    parts,
-    pipeline,
-    stacks,
-    training,
-    views,
-)
-from .record.describe import describe_torch
-from .record.device import device
-from .session import session
-from .wrapping import install as hide_frames
-from .wrapping import is_hook
+from .record import catalogue, describe, fetching, loaders, opened_files, parts, samples, stacks, training
+from .session import Noted, session
 
 _MOST = 1000  # exceptions behind one another
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11
@@ -52,10 +34,8 @@ def watch() -> None:
 
 
 def _on_uncaught(args: Any) -> None:
-    try:
+    with Noted("traceback"):
         mend(args[2])
-    except Exception as error:
-        session.trouble("traceback", error)
 
 
 def mend(error: BaseException | None) -> None:
@@ -75,12 +55,12 @@ def mend(error: BaseException | None) -> None:
 def _without_hook(first: Any) -> Any:
     """Return the chain without lines of ours; where there is nothing else in it, as it is."""
     kept = first
-    while kept is not None and is_hook(kept.tb_frame.f_code.co_filename):
+    while kept is not None and wrapping.is_hook(kept.tb_frame.f_code.co_filename):
         kept = kept.tb_next
     trace = kept
     while trace is not None:
         following = trace.tb_next
-        while following is not None and is_hook(following.tb_frame.f_code.co_filename):
+        while following is not None and wrapping.is_hook(following.tb_frame.f_code.co_filename):
             following = following.tb_next
         if following is not trace.tb_next:
             trace.tb_next = following
@@ -88,24 +68,17 @@ def _without_hook(first: Any) -> Any:
     return first if kept is None else kept
 
 
-def _wrapped(original: Any) -> Any:
+def _sent(original: Any) -> Any:
     """torch writes a worker's traceback down to send it."""
 
     def __init__(self: Any, exc_info: Any = None, *args: Any, **kwargs: Any) -> None:
-        try:
+        with Noted("traceback"):
             mend((exc_info or sys.exc_info())[1])
-        except Exception as error:
-            session.trouble("traceback", error)
         if exc_info is not None:
             exc_info = (*exc_info[:2], getattr(exc_info[1], "__traceback__", exc_info[2]))
         original(self, exc_info, *args, **kwargs)
 
     return __init__
-
-
-def patch_utils(module: Any) -> None:
-    """torch._utils has been imported."""
-    hide_frames(module, "ExceptionWrapper.__init__", _wrapped)
 
 
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
@@ -151,58 +124,41 @@ class PatchFinder:
 
     def apply(self, name: str, module: Any) -> None:
         for patch in self.patches.get(name, ()):
-            try:
+            with Noted(f"patch {name}"):
                 patch(module)
-            except Exception as error:
-                session.trouble(f"patch {name}", error)
 
     def add(self, name: str, patch: Callable[[Any], None]) -> None:
         self.patches.setdefault(name, []).append(patch)
         module = sys.modules.get(name)
         # A module that is being imported at this moment is left alone.
         if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            try:
+            with Noted(f"patch {name}"):
                 patch(module)
-            except Exception as error:
-                session.trouble(f"patch {name}", error)
 
 
 finder = PatchFinder()
 
 
-def install_finder() -> None:
+def install() -> None:
+    """Put the finder in place, with every patch waiting for its module."""
+    own = {"torch._utils": [("ExceptionWrapper.__init__", _sent)]}
+    for table in (fetching.PATCHES, loaders.PATCHES, describe.PATCHES, own, training.PATCHES):
+        for name, patch in table.items():
+            finder.add(name, patch if callable(patch) else functools.partial(_wrap, patch))
+    finder.add("torch", lambda _: opened_files.patch_savers(os))
+    for name in ("tensorflow", "jax"):
+        finder.add(name, _note_framework)
+    for name, entries in catalogue.PARTS.items():
+        finder.add(name, functools.partial(parts.patch_parts, entries=entries))
+    for name in opened_files.SAVERS:
+        finder.add(name, opened_files.patch_savers)
     if finder not in sys.meta_path:
         sys.meta_path.insert(0, finder)
 
 
-def install() -> None:
-    """Put the finder in place, with every patch waiting for its module."""
-    add = finder.add
-    add("torch.utils.data._utils.fetch", fetching.patch_fetch)
-    add("torch.utils.data._utils.worker", fetching.patch_worker)
-    add("torchdata.stateful_dataloader.worker", fetching.patch_worker)
-    add("torch.utils.data._utils.pin_memory", loader_patches.patch_pinning)
-    add("torch.utils.data.dataloader", loader_patches.patch_dataloader)
-    add("torchdata.stateful_dataloader.stateful_dataloader", loader_patches.patch_stateful)
-    add("feedrate.loader.iteration", loader_patches.patch_pack_iterator)
-    add("feedrate.loader.loader", loader_patches.patch_pack_loader)
-    add("nvidia.dali.plugin.pytorch", loader_patches.patch_dali)
-    add("timm.data.loader", pipeline.patch_prefetcher)
-    add("torch._utils", patch_utils)
-    add("torch.optim.optimizer", training.patch_optimizer)
-    add("torch.autograd", training.patch_autograd)
-    add("torch", _patch_torch)
-    for name in ("tensorflow", "jax"):
-        add(name, _note_framework)
-    for name in catalogue.PARTS:
-        add(name, _patch_parts)
-    for name in opened_files.SAVERS:
-        add(name, opened_files.patch_savers)
-    install_finder()
-
-
-def _patch_parts(module: Any) -> None:
-    parts.patch_parts(module, catalogue.PARTS.get(module.__name__, []))
+def _wrap(entries: list[tuple[str, Any]], module: Any) -> None:
+    for path, make in entries:
+        wrapping.install(module, path, make)
 
 
 def _note_framework(module: Any) -> None:
@@ -210,16 +166,10 @@ def _note_framework(module: Any) -> None:
     session.facts("framework", module=module.__name__, version=str(getattr(module, "__version__", "")))
 
 
-def _patch_torch(module: Any) -> None:
-    training.patch_torch(module)
-    opened_files.patch_savers(os)
-
-
 def after_fork() -> None:
     """Forget what belongs to the parent."""
-    for part in (stacks, draws, opened_files, calls, fetching, loaders, training, views):
+    for part in (stacks, samples, opened_files, fetching, loaders, training):
         part.after_fork()
-    device.after_fork()
 
 
 def at_exit() -> None:
@@ -227,6 +177,6 @@ def at_exit() -> None:
     stacks.stop()
     training.note_alone()
     if session.torch is not None and session.role != "worker":
-        device.collect()
-        loaders.loaders.passes.flush()
-        session.facts("torch", **describe_torch(is_over=session.role == "main"))
+        training.device.collect()
+        loaders.loaders.validation.flush()
+        session.facts("torch", **describe.describe_torch(is_over=session.role == "main"))

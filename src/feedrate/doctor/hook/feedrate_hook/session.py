@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps, or in a worker which fetches, are probed.
-
-What the hook knows about this process: settings, role, ring, and whether the present step is probed.
-"""
+"""What the hook knows about this process: settings, role, ring, and which of its steps are probed."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ _SEEN_ENOUGH = 128
 _SHORT_NS = 50_000_000
 
 
-class Turns:
-    """Asked for each step in turn."""
+class ProbeSchedule:
+    """Which steps, or in a worker which fetches, are probed. Asked for each in turn."""
 
     def __init__(self) -> None:
         self.are_short = False  # and much was seen of them
@@ -61,20 +58,18 @@ class Session:
         self.waiting = False
         self.fetching = False
         self.steps = 0
-        self.turns = Turns()
+        self.schedule = ProbeSchedule()
         self.optimizer_steps = 0
         self._optimizer_steps_then = -1  # when the present step began
         self._asked: set[int] = set()  # the iterators that were asked in it
         self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
         self.torch: Any = None
         self.scope: Any = None  # of the guard, once it is up in this process or the one it was forked from
-        self.loaders: Any = None  # set by loader.py: what is known about loaders and iterators
+        self.loaders: Any = None  # set by loaders.py: what is known about loaders and iterators
         self._experiments: Any = None
         self._has_tried_experiments = False
         self._parent_phase: ParentPhase | None = None
         self._troubles: set[str] = set()
-
-    # -- for the experiments -------------------------------------------------------------------------------
 
     @property
     def phase(self) -> int:
@@ -84,44 +79,9 @@ class Session:
     def phase(self, phase: int) -> None:
         self.ring.set_phase(phase)
 
-    def facts(self, kind: Any, **fields: Any) -> None:
-        """Write one fact: facts("skipped", phase=1, why=...), or facts({"kind": "skipped", ...})."""
-        fact = dict(kind) if isinstance(kind, dict) else {"kind": kind}
-        fact.setdefault("t_ns", time.perf_counter_ns())
-        fact.update(fields)
-        self.ring.append([fact])
-
-    def fact(self, fact: dict[str, Any]) -> None:
-        self.facts(fact)
-
-    def record(
-        self,
-        kind: int,
-        name: str,
-        start_ns: int,
-        wall_ns: int,
-        cpu_ns: int = 0,
-        queue_ns: int = 0,
-        a: int = 0,
-        b: int = 0,
-        c: int = 0,
-    ) -> None:
-        self.ring.write(kind, self.ring.name(name), start_ns, wall_ns, cpu_ns, queue_ns, a, b, c)
-
-    @property
-    def rank(self) -> int:
-        return _number(os.environ.get("RANK")) or 0
-
-    @property
-    def world_size(self) -> int:
-        return _number(os.environ.get("WORLD_SIZE")) or 1
-
-    def loader_of(self, iterator: Any) -> Any:
-        """Return the loader that an iterator belongs to, or None when it is not known or gone."""
-        return self.loaders.loader_of(iterator) if self.loaders is not None else None
-
-    def name_of_loader(self, iterator: Any) -> Any:
-        return self.loaders.name_of(iterator) if self.loaders is not None else None
+    def facts(self, kind: str, **fields: Any) -> None:
+        """Write one fact: facts("skipped", phase=1, why=...)."""
+        self.ring.append([{"kind": kind, "t_ns": time.perf_counter_ns(), **fields}])
 
     def recent_indices(self, iterator: Any) -> list[Any]:
         """Return the index lists that an iterator has asked its dataset for, oldest first (the last 400)."""
@@ -130,8 +90,6 @@ class Session:
     def finish(self, how: str, error: str | None = None, exit_code: int | None = None) -> None:
         """Write the last fact of this process."""
         self.facts("end", how=how, exit=exit_code, error=error)
-
-    # -- life ----------------------------------------------------------------------------------------------
 
     def start(self, run: str) -> None:
         self.run = run
@@ -149,7 +107,7 @@ class Session:
         self.thread = 0
         self.waiting = self.fetching = False
         self.steps = self.optimizer_steps = 0
-        self.turns = Turns()
+        self.schedule = ProbeSchedule()
         self._experiments = None
         self._has_tried_experiments = False
         self._parent_phase = None
@@ -181,14 +139,12 @@ class Session:
         self.facts(
             "process",
             pid=os.getpid(),
-            ppid=_parent(),
+            ppid=parent_pid(),
             argv=list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", [])),
             executable=sys.executable,
             python=sys.version.split()[0],
             role=self.role,
-            rank=rank
-            if rank is not None
-            else _number(environment.get("RANK", environment.get("SLURM_PROCID"))),
+            rank=_number(environment.get("RANK", environment.get("SLURM_PROCID"))) if rank is None else rank,
             local_rank=_number(environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID"))),
             world_size=world_size or _number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
             node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
@@ -203,17 +159,11 @@ class Session:
             return None, None
         return int(group.get_rank()), int(group.get_world_size())
 
-    def parent(self) -> int:
-        """Return the process that made this one, also where a fork server stands between them."""
-        return _parent()
-
     def trouble(self, where: str, error: BaseException) -> None:
         """Say once what failed in the hook."""
         if where not in self._troubles and len(self._troubles) < _MOST_TROUBLES:
             self._troubles.add(where)
             self.facts("trouble", where=where, error=f"{type(error).__name__}: {error}"[:500])
-
-    # -- steps ---------------------------------------------------------------------------------------------
 
     def begin_step(self, asker: int = 0) -> None:
         """A next() of a loader's iterator begins: decide whether it and the step after it are probed.
@@ -231,13 +181,13 @@ class Session:
         self._asked = {asker}
         self._optimizer_steps_then = self.optimizer_steps
         # Experiments are timed as a whole; their parts would only push the real run's out of the ring.
-        self.probing = self.turns.is_probed(self.steps) and self.ring.phase == layout.REAL
+        self.probing = self.schedule.is_probed(self.steps) and self.ring.phase == layout.REAL
         self.steps += 1
         self.calls_to_skip = 0 if self.probing else _ALL_CALLS
 
     def begin_fetch(self, number: int) -> None:
         """A worker begins a fetch: probed or not."""
-        self.probing = self.turns.is_probed(number)
+        self.probing = self.schedule.is_probed(number)
         if number == 0:
             self.thread = threading.get_ident()
             self.native_thread = threading.get_native_id()
@@ -248,14 +198,13 @@ class Session:
         What this raises is the worker's own failure: a dataset must not write while experiments are made.
         """
         if self._parent_phase is None or not self._parent_phase.is_known:
-            self._parent_phase = ParentPhase(self.run, _parent())
+            self._parent_phase = ParentPhase(self.run, parent_pid())
         self.ring.phase = self._parent_phase.read()
         if self.ring.phase != layout.REAL and self.scope is None:
-            from .experiment.experiment_log import Book
             from .guard import guard
 
             self.load_settings()
-            guard.follow(Book(self))
+            guard.follow()
 
     def experiments(self) -> Any:
         """Return the experiments of this run, or None when it is passive or they are missing."""
@@ -264,21 +213,45 @@ class Session:
             self.load_settings()
             if not self.is_passive:
                 try:
-                    import importlib
+                    from .experiment.experiments import Experiments
 
-                    module = importlib.import_module(".experiment.experiments", __package__)
-                    self._experiments = module.Experiments(self)
+                    self._experiments = Experiments()
                 except Exception as error:
                     self.is_passive = True
                     self.trouble("experiments", error)
         return self._experiments
 
+    def forget_experiments(self) -> None:
+        """The program is over: what they know must not keep the user's objects alive."""
+        self._experiments = None
 
-def _parent() -> int:
+
+def parent_pid() -> int:
     """Return the process that made this one, also where a fork server stands between them."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     parent = multiprocessing.parent_process() if multiprocessing is not None else None
     return int(parent.pid) if parent is not None and parent.pid else os.getppid()
+
+
+class Noted:
+    """Code of the hook's own: what fails in it is noted, and does not reach the user's program.
+
+    In what runs at every step, `try` and `trouble` stand in its place: they cost nothing where nothing fails.
+    """
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        session.trouble(self._where, error)
+        return True
 
 
 def _number(text: str | None) -> int | None:

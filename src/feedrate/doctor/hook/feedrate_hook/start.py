@@ -8,20 +8,16 @@ import os
 import sys
 
 from . import layout
-from .session import session
+from .session import Noted, session
 
 # Programs that start others and train nothing. Their children are the ranks: those have LOCAL_RANK.
 _LAUNCHER_SCRIPTS = {"torchrun", "deepspeed", "torchx", "horovodrun", "accelerate-launch"}
 _LAUNCHER_MODULES = {
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "torch.distributed.launcher",
-    "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli",
-    "deepspeed.launcher.runner",
-    "deepspeed.launcher.launch",
-}
-# `-c` programs that multiprocessing starts for its own book-keeping.
+    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher",
+    "accelerate.commands.launch", "accelerate.commands.accelerate_cli",
+    "deepspeed.launcher.runner", "deepspeed.launcher.launch",
+}  # fmt: skip
+# `-c` programs that multiprocessing starts for its own use.
 _TRACKERS = ("from multiprocessing.resource_tracker", "from multiprocessing.semaphore_tracker")
 
 _begun = False
@@ -41,18 +37,17 @@ def begin() -> None:
     session.describe_process()
     try:
         from . import patches
-        from .record import prelude
+        from .record import parts
 
         patches.watch()
         patches.install()
-        prelude.begin()
+        parts.begin_prelude()
     except Exception as error:
         session.trouble("start", error)
         return
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(
-            before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-        )
+        # In the parent, the thread that looks at stacks starts again at the next batch.
+        os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
     atexit.register(_at_exit, os.getpid())
 
 
@@ -75,9 +70,7 @@ def _program(arguments: list[str]) -> tuple[str, list[str]]:
     while position < len(arguments):
         argument = arguments[position]
         if argument in ("-m", "-c"):
-            return (arguments[position + 1] if position + 1 < len(arguments) else ""), arguments[
-                position + 2 :
-            ]
+            return "".join(arguments[position + 1 : position + 2]), arguments[position + 2 :]
         if argument in ("-W", "-X", "--check-hash-based-pycs"):
             position += 1
         elif not argument.startswith("-") or argument == "-":
@@ -96,44 +89,35 @@ def _command_line() -> list[str]:
 
 
 def _before_fork() -> None:
-    try:
+    with Noted("fork"):
         from .record import stacks
 
         stacks.stop()
-    except Exception as error:
-        session.trouble("fork", error)
-
-
-def _after_fork_in_parent() -> None:
-    """The thread that looks at stacks starts again at the next batch."""
 
 
 def _after_fork_in_child() -> None:
-    try:
+    with Noted("fork"):
         from . import patches
 
         session.after_fork()
         patches.after_fork()
-    except Exception as error:
-        session.trouble("fork", error)
 
 
 def _at_exit(pid: int) -> None:
     """Registered first, so it runs last: whatever the program does at its end has been seen."""
     if os.getpid() != pid and session.role == "other":
         return
-    try:
+    with Noted("exit"):
         from . import patches
 
         patches.at_exit()
+        session.forget_experiments()
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if session.phase == layout.REAL:
             session.finish(
                 "exception" if error is not None else "script",
                 _shorten(f"{type(error).__name__}: {error}") if error is not None else None,
             )
-    except Exception as error:
-        session.trouble("exit", error)
 
 
 def _shorten(text: str) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python's audit events. One hook for all who listen: it is called at each event, several times a sample.
-
-Puts a wrapper in a function's place so that warnings, pickles and signatures stay as they are.
+"""Puts a wrapper in a function's place so that warnings, pickles and signatures stay as they are; listens to
+Python's audit events; tells the user's own frames from those of libraries and of the hook.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+# One audit hook for all who listen: it is called at each event, several times a sample.
 _listeners: dict[str, Callable[[Any], None]] = {}
 
 
@@ -100,9 +100,7 @@ def install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:
     original = getattr(owner, name, None) if isinstance(owner, type) else vars(owner).get(name)
     if isinstance(owner, type) and isinstance(vars(owner).get(name), (classmethod, staticmethod, property)):
         return False
-    if original is None or isinstance(original, (property, type)):
-        return False
-    if getattr(original, _MARK, False):
+    if original is None or isinstance(original, (property, type)) or getattr(original, _MARK, False):
         return False
     wrapper = unseen(make(original))
     functools.update_wrapper(wrapper, original)
@@ -111,10 +109,6 @@ def install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:
     if not isinstance(owner, type):
         _keep_picklable(owner, name, original, wrapper)
     return True
-
-
-def is_ours(function: Any) -> bool:
-    return bool(getattr(function, _MARK, False))
 
 
 def _keep_picklable(owner: Any, name: str, original: Any, wrapper: Any) -> None:

@@ -1,34 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches kept in memory and handed out again and again, halves of them, and digests to tell them apart.
+"""The loader's batches taken without training (DRAIN), then the same samples once more (AGAIN); and batches
+kept in memory, to be handed out again and again.
 
-torch is never imported here: a batch of tensors comes from a process that has it.
+Nothing of it returns to the user's code, so the weights stay what they are. torch is never imported here: a
+batch of tensors comes from a process that has it.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import ctypes
 import sys
+import time
 import zlib
+from collections.abc import Callable
 from typing import Any
+
+from .. import clock, layout
+from ..record import loader_clone
+from ..session import session
 
 ROWS = 512  # of a tensor, for its digest: samples
 ELEMENTS = 1 << 17  # of all its rows
 
-
-def torch() -> Any:
-    return sys.modules["torch"]
+torch: Any = sys.modules.get("torch")
 
 
 def leaves_of(batch: Any) -> list[Any]:
     """Tensors, arrays and plain values, in the order of the containers; of objects, their attributes."""
     found: list[Any] = []
     seen: set[int] = set()
-    tensor = torch().Tensor
     stack = [batch]
     while stack and len(found) < 10000:
         thing = stack.pop()
-        if isinstance(thing, tensor) or type(thing).__module__ == "numpy":
+        if isinstance(thing, torch.Tensor) or type(thing).__module__ == "numpy":
             if id(thing) not in seen:
                 seen.add(id(thing))
                 found.append(thing)
@@ -46,7 +52,7 @@ def leaves_of(batch: Any) -> list[Any]:
 
 
 def tensors_of(batch: Any) -> list[Any]:
-    return [leaf for leaf in leaves_of(batch) if isinstance(leaf, torch().Tensor)]
+    return [leaf for leaf in leaves_of(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def samples_of(batch: Any) -> int:
@@ -64,24 +70,22 @@ def bytes_of(batch: Any) -> int:
 
 def digest_of(batch: Any) -> int | None:
     """Equal for equal batches; bounded work, spread over the whole batch. None: nothing in it to compare."""
-    result = 0
-    seen_any = False
+    result = None
     for leaf in leaves_of(batch):
-        if isinstance(leaf, torch().Tensor):
+        if isinstance(leaf, torch.Tensor):
             data = sample_bytes(leaf)
         elif type(leaf).__module__ == "numpy":
             data = leaf.reshape(-1)[:: max(1, leaf.size // ELEMENTS)].tobytes()
         else:
             data = repr(leaf)[:256].encode("utf-8", "replace")
-        seen_any = True
-        result = zlib.crc32(data, result)
-    return result if seen_any else None
+        result = zlib.crc32(data, result or 0)
+    return result
 
 
 def sample_bytes(tensor: Any) -> bytes:
-    with torch().no_grad():
+    with torch.no_grad():
         flat = tensor.detach()
-        if flat.layout is not torch().strided or flat.is_quantized:
+        if flat.layout is not torch.strided or flat.is_quantized:
             return repr(flat.shape).encode()
         if flat.dim() > 1:
             flat = flat[:: -(-flat.shape[0] // ROWS) or 1]
@@ -96,9 +100,9 @@ def sample_bytes(tensor: Any) -> bytes:
 
 def clone(tensor: Any) -> Any:
     """A copy in the same kind of memory."""
-    with torch().no_grad():
+    with torch.no_grad():
         if tensor.device.type == "cpu" and tensor.is_pinned():
-            result = torch().empty_like(tensor, pin_memory=True)
+            result = torch.empty_like(tensor, pin_memory=True)
             result.copy_(tensor)
             return result
         return tensor.detach().clone()
@@ -112,7 +116,7 @@ class Kept:
     """
 
     def __init__(self, batch: Any) -> None:
-        with torch().inference_mode(False):
+        with torch.inference_mode(False):
             tensors = tensors_of(batch)
             self._pristine = [clone(tensor) for tensor in tensors]
             self._working = [clone(tensor) for tensor in tensors]
@@ -123,7 +127,7 @@ class Kept:
 
     def again(self) -> Any:
         memo: dict[int, Any] = {}
-        with torch().no_grad():
+        with torch.no_grad():
             for number, tensor in enumerate(self._working):
                 if self._versions[number] is None or version_of(tensor) != self._versions[number]:
                     tensor.copy_(self._pristine[number])
@@ -134,14 +138,11 @@ class Kept:
     def half(self) -> Kept | None:
         """The first half of each tensor, as a new kept batch; None where that would make no sense."""
         sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in self._working}
-        if len(sizes) != 1:
-            return None
-        size = sizes.pop()
+        size = sizes.pop() if len(sizes) == 1 else 0
         if size < 2:
             return None
-        memo: dict[int, Any] = {}
-        for number, tensor in enumerate(self._working):
-            memo[id(tensor)] = clone(self._pristine[number][: size // 2])
+        pairs = zip(self._working, self._pristine)  # noqa: B905 (Python 3.8)
+        memo = {id(tensor): clone(pristine[: size // 2]) for tensor, pristine in pairs}
         return Kept(shorten(copy.deepcopy(self._batch, memo), size, size // 2))
 
     def has_images(self) -> bool:
@@ -150,9 +151,8 @@ class Kept:
 
     def as_loaded(self) -> Kept:
         """The same with its images channels-last in memory, as a feedrate.Loader hands them over."""
-        memo: dict[int, Any] = {}
-        for tensor, pristine in zip(self._working, self._pristine):  # noqa: B905 (Python 3.8)
-            memo[id(tensor)] = turn(pristine) if is_planar(tensor) else pristine
+        pairs = zip(self._working, self._pristine)  # noqa: B905 (Python 3.8)
+        memo = {id(tensor): turn(old) if is_planar(tensor) else old for tensor, old in pairs}
         # On the CPU a step of a small ResNet then took 27 to 30 instead of 31 to 34 ms and, in a fresh
         # process, some 100 page faults instead of 1,800.
         return Kept(copy.deepcopy(self._batch, memo))
@@ -160,17 +160,18 @@ class Kept:
 
 def is_planar(tensor: Any) -> bool:
     """Whether it is a batch of RGB images, one colour after the other in memory."""
-    is_image = tensor.layout is torch().strided and tensor.device.type == "cpu"
-    is_image = is_image and tensor.dim() == 4 and tensor.shape[1] == 3
-    is_image = is_image and (tensor.is_floating_point() or tensor.dtype is torch().uint8)
-    return is_image and not tensor.is_contiguous(memory_format=torch().channels_last)
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    is_image = tensor.dim() == 4 and tensor.shape[1] == 3
+    is_image = is_image and (tensor.is_floating_point() or tensor.dtype is torch.uint8)
+    return is_image and not tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def turn(tensor: Any) -> Any:
     """A copy that lies channels-last, in the same kind of memory."""
-    with torch().no_grad():
-        last = torch().channels_last
-        result = torch().empty_like(tensor, memory_format=last, pin_memory=tensor.is_pinned())
+    with torch.no_grad():
+        last = torch.channels_last
+        result = torch.empty_like(tensor, memory_format=last, pin_memory=tensor.is_pinned())
         return result.copy_(tensor)
 
 
@@ -192,3 +193,148 @@ def shorten(thing: Any, size: int, half: int) -> Any:
     if type(thing) is dict:
         return {key: shorten(part, size, half) for key, part in thing.items()}
     return thing
+
+
+LEAST_BATCHES = 12
+MOST = 2.4  # times the least time
+KEPT = 3  # batches for the replay
+REMEMBERED = 2000  # index lists
+
+
+def take_batches(
+    source: Any, workers: int, least_s: float, note: Callable[[Any], None]
+) -> tuple[tuple[int, int], int]:
+    """Take batches until they are enough: whole rounds of the workers, whose batches come in bunches.
+
+    Return when it began and ended, and their number. Of a stream that ends earlier, all batches are measured.
+    """
+    size = max(1, workers)
+    least = -(-LEAST_BATCHES // size) * size
+    count, start_ns = 0, time.perf_counter_ns()
+    while True:
+        elapsed = (time.perf_counter_ns() - start_ns) / 1e9
+        is_enough = elapsed >= least_s and count >= least and count % size == 0
+        if is_enough or elapsed >= MOST * least_s:
+            break
+        try:
+            batch = source.next_recorded()
+        except StopIteration:
+            break
+        count += 1
+        note(batch)
+    return (start_ns, time.perf_counter_ns()), count
+
+
+class Drained:
+    """What DRAIN leaves for AGAIN and for the replay."""
+
+    def __init__(self) -> None:
+        self.lists: list[Any] = []
+        self.digests: list[int | None] = []
+        self.recent: Any = collections.deque(maxlen=KEPT)
+
+
+def drain(log: Any, drained: Drained, loader: Any, source: Any, least_s: float) -> None:
+    """Take batches as fast as the loader gives them. What it had ready before does not count."""
+    session.phase = layout.DRAIN
+
+    def note(batch: Any) -> None:
+        drained.recent.append(batch)
+        if len(drained.lists) < REMEMBERED:
+            indices = loader_clone.indices_of_last(source.iterator, session.recent_indices(source.iterator))
+            if indices is not None:
+                drained.lists.append(indices)
+                drained.digests.append(digest_of(batch))
+
+    discarded = discard(source.next, loader_clone.prefetched(loader), least_s, drained.recent.append)
+    taken = take_batches(source, loader.num_workers, least_s, note)
+    log.measured(layout.DRAIN, *taken, {"discarded": discarded})
+
+
+def again(log: Any, drained: Drained, loader: Any, least_s: float) -> None:
+    """The samples of DRAIN once more, through new workers. Their start is recorded, but not measured."""
+    session.phase = layout.AGAIN
+    is_iterable = loader_clone.is_iterable_style(loader)
+    if not is_iterable and not drained.lists:
+        log.skipped(layout.AGAIN, "the indices of the batches are not known")
+        return
+    digests: list[int | None] = []
+
+    def note(batch: Any) -> None:
+        digests.append(digest_of(batch))
+
+    copied = loader_clone.copy_loader(loader, loader.num_workers, None if is_iterable else drained.lists)
+    source = loader_clone.Source(copied)
+    try:
+        discarded = discard(source.next_recorded, loader_clone.prefetched(loader), least_s, note)
+        taken = take_batches(source, loader.num_workers, least_s, note)
+        same = None if is_iterable else are_same(drained.digests, digests)
+        log.measured(layout.AGAIN, *taken, {"same": same, "discarded": discarded})
+    finally:
+        source.close()
+
+
+def drain_pack_loader(log: Any, drained: Drained, loader: Any, iterator: Any) -> None:
+    """DRAIN and AGAIN for feedrate's Loader, with what its threads computed: nobody else computes now."""
+    source = loader_clone.PackSource(loader, iterator)
+    try:
+        for phase in (layout.DRAIN, layout.AGAIN):
+            session.phase = phase
+            if phase == layout.AGAIN:
+                source.again()
+            digests: list[int | None] = []
+
+            def note(batch: Any, digests: list[int | None] = digests) -> None:
+                drained.recent.append(batch)
+                digests.append(digest_of(batch))
+
+            ahead = loader_clone.prefetched(loader)
+            detail: dict[str, Any] = {
+                "discarded": discard(source.next, ahead, log.pace_s, drained.recent.append)
+            }
+            began_s, read = time.process_time(), clock.read_io()[1]
+            taken = take_batches(source, 1, log.pace_s, note)
+            detail["cpu_s"] = time.process_time() - began_s
+            detail["device_bytes"] = clock.read_io()[1] - read
+            if phase == layout.AGAIN:
+                detail["same"] = are_same(drained.digests, digests)
+            drained.digests = digests
+            log.measured(phase, *taken, detail)
+    finally:
+        source.close()
+
+
+def discard(take: Callable[[], Any], count: int, most_s: float, note: Callable[[Any], None]) -> int:
+    """Take what is ready or being made. `most_s` counts from the first batch: workers may be starting."""
+    deadline = float("inf")
+    done = 0
+    while done < count and time.monotonic() < deadline:
+        try:
+            note(take())
+        except StopIteration:
+            break
+        done += 1
+        deadline = min(deadline, time.monotonic() + most_s)
+    return done
+
+
+def are_same(first: list[int | None], second: list[int | None]) -> bool | None:
+    """Whether the same indices gave the same batches. Pairs in which one side is not known do not count."""
+    pairs = zip(first, second)  # noqa: B905 (Python 3.8)
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    return all(a == b for a, b in known) if known else None
+
+
+def after_the_end(log: Any, loader: Any, least_s: float) -> None:
+    """Both, on copies of the loader: the user's code is over.
+
+    Always with workers, which have a guard: the process itself has code to run at its exit, which may write.
+    """
+    drained = Drained()
+    copied = loader_clone.copy_loader(loader, loader.num_workers or 1)
+    source = loader_clone.Source(copied)
+    try:
+        drain(log, drained, copied, source, least_s)
+    finally:
+        source.close()
+    again(log, drained, copied, least_s)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments on a running training loop, from inside its next() calls.
+r"""The experiments on a running training loop, from inside its next() calls.
 
     watching --enough seen, nobody writes--> guard up, drain, again (inside one next) --> feeding --> the end
-        \\--trouble, or a writer that does not come to its end--> given up: the real run goes on untouched
+        \--trouble, or a writer that does not come to its end--> given up: the real run goes on untouched
 
 Behind the guard the run is not the user's any more, so every way from there leads to the end of the process
-(ending.py).
+(guard/processes.py).
 """
 
 from __future__ import annotations
@@ -19,15 +19,55 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import layout
-from ..guard import writers
+from ..guard import processes
 from ..guard.guard import Guard
 from ..guard.processes import Ending
 from ..guard.scope import Scope
 from ..record import loader_clone, other_loaders
-from . import batches, drain, watching
-from .experiment_log import Book
+from ..session import session
+from . import batches, watching
 from .feeding import Feeding, LoopLeft
 from .watching import Seen, Watching
+
+
+class ExperimentLog:
+    """How experiments write down what they did, and what they ask about loaders."""
+
+    def __init__(self) -> None:
+        self.pace_s = float(session.settings.get("experiment_seconds", 2.5))  # one experiment's usual time
+        self._remains: dict[int, loader_clone.Remains] = {}
+
+    def skipped(self, phase: int, why: str) -> None:
+        session.facts("skipped", phase=phase, why=why)
+
+    def failed(self, phase: int, error: BaseException) -> None:
+        """A dataset that needs what it writes fails behind the guard."""
+        self.trouble(layout.PHASES[phase], error)
+        self.skipped(phase, f"it failed: {type(error).__name__}: {error}"[:300])
+
+    def trouble(self, where: str, error: BaseException) -> None:
+        session.trouble(f"experiments: {where}", error)
+
+    def measured(self, phase: int, span_ns: tuple[int, int], batches: int, detail: dict[str, Any]) -> None:
+        """One finished measurement of a phase."""
+        start, end = span_ns
+        session.facts("phase", phase=phase, start_ns=start, end_ns=end, batches=batches, detail=detail)
+
+    def loader_of(self, iterator: Any) -> Any:
+        """The iterator's loader, or what can be known about one that is gone."""
+        loader = session.loaders.loader_of(iterator)
+        if loader is not None:
+            return loader
+        remains = self._remains.get(id(iterator))
+        if remains is None or not remains.are_of(iterator):
+            remains = self._remains[id(iterator)] = loader_clone.Remains(iterator)
+        return remains
+
+    def name_of_loader(self, iterator: Any) -> Any:
+        """Equal for loaders that a loop makes anew in every epoch; different for training and validation."""
+        name = session.loaders.name_of(iterator)
+        return id(iterator) if name is None else name
+
 
 WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
 KEPT_BYTES = 1 << 30
@@ -35,17 +75,18 @@ AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own 
 LEFT_S = 20.0  # without a next(): the loop has been left
 LOOK_AT_STEP = 4  # by then the ranks know each other
 NOT_COME = "another rank did not come"
+FETCHES = "the loader fetches a remote pack, or fills scratch, which nothing may do beside the experiments"
 STUCK_S = 120.0  # inside a next(): so long takes the start of workers at most
 
 
 class Experiments:
     """One per training process of a run that is not passive."""
 
-    def __init__(self, session: Any) -> None:
-        self._book = Book(session)
+    def __init__(self) -> None:
+        self._log = ExperimentLog()
         self._state = WATCHING
-        self._watching = Watching(self._book)
-        self._ranks = watching.Ranks(self._book)
+        self._watching = Watching(self._log)
+        self._ranks = watching.Ranks()
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._scope: Any = None
@@ -56,7 +97,7 @@ class Experiments:
         self._last_call_s = 0.0
         self._patience_s = LEFT_S
         self._older = frozenset(threading.enumerate())
-        self._writers_s = float(self._book.settings.get("writers_seconds", writers.WAIT_S))
+        self._writers_s = float(session.settings.get("writers_seconds", processes.WAIT_S))
         # Called when the main module is over, before multiprocessing and torch put their things away.
         register = getattr(threading, "_register_atexit", None)
         if register is not None:
@@ -84,8 +125,6 @@ class Experiments:
             return take()
         with self._lock:
             return self._feed(iterator, take)
-
-    # -- the real run --------------------------------------------------------------------------------------
 
     def _is_time(self, seen: Seen, iterator: Any) -> bool:
         if seen.nexts == LOOK_AT_STEP:
@@ -126,35 +165,33 @@ class Experiments:
         step_s = self._watching.step_s(seen)
         per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
         margin = max(watching.MARGIN, 2 * per_optimizer_step)
-        pace_s = self._book.pace_s
+        pace_s = self._log.pace_s
         count = max(8, min(max(20, int(pace_s / step_s)), int(2.4 * pace_s / step_s)))
         self._ranks.decide({"step": seen.nexts + margin, "replay": count, "half": min(15, count)})
 
     def _give_up(self, where: str, error: BaseException) -> None:
         self._state = GIVEN_UP
-        self._book.trouble(where, error)
+        self._log.trouble(where, error)
         self._ranks.withdraw()
         if self._ranks.size > 1 and self._ranks.plan() is not None:
             self._prepare()
             with self._scope.own():
-                writers.wait(self._scope, self._writers_s, self._older)
+                processes.wait_for_writers(self._scope, self._writers_s, self._older)
             self._ending.end(error)  # the others will stop, and this one would wait for them
 
-    # -- inside one next(): DRAIN, AGAIN -------------------------------------------------------------------
-
     def _prepare(self) -> None:
-        self._scope = Scope(self._book)
-        self._ending = Ending(self._book, self._scope)
+        self._scope = Scope()
+        self._ending = Ending(self._scope)
         self._ending.before.append(self._ranks.leave)
         self._ending.is_overdue = self._overdue
-        self._guard = Guard(self._book, self._scope, self._ending)
+        self._guard = Guard(self._scope, self._ending)
 
     def _begin(self, seen: Seen, iterator: Any, take: Callable[[], Any]) -> Any:
         self._state = BUSY
-        self._book.fact("watched")  # the last real step ends here
-        self._book.note_stats(iterator)
+        session.facts("watched")  # the last real step ends here
+        session.loaders.note_stats(iterator)
         try:
-            loader = self._book.loader_of(iterator)
+            loader = self._log.loader_of(iterator)
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
             self._prepare()
             with self._scope.own():
@@ -171,22 +208,26 @@ class Experiments:
             return take()
         try:
             with self._scope.own():
-                is_long_enough = self._watching.leaves(seen, iterator, self._book.pace_s)
+                is_long_enough = self._watching.leaves(seen, iterator, self._log.pace_s)
                 database = self._guard.open_database()
                 self._ending.prepare()
                 taken = self._take_before(loader, iterator)
                 self._guard.put_up()
-                self._book.phase = layout.DRAIN  # workers put up theirs when they see it
+                session.phase = layout.DRAIN  # workers put up theirs when they see it
                 kept = self._keep(taken) if taken else self._drain_and_again(loader, iterator, is_long_enough)
                 self._spoil(loader, kept, seen, database)
             return self._feed(iterator, take)
         except BaseException as error:
-            self._book.trouble("experiments", error)
+            self._log.trouble("experiments", error)
             self._ending.end(error)
 
     def _reason_not_to_begin(self) -> str:
         """Wait for what the real run still writes. A sentence: the experiments would cut something off."""
-        reason = writers.wait(self._scope, self._writers_s, self._older) or self._guard.reason_not_to() or ""
+        reason = (
+            processes.wait_for_writers(self._scope, self._writers_s, self._older)
+            or self._guard.reason_not_to()
+            or ""
+        )
         reason = self._agree("may-begin", reason)
         if reason == NOT_COME:  # it may begin all the same, later
             raise RuntimeError(reason)
@@ -201,55 +242,52 @@ class Experiments:
 
     def _skip_from(self, first: int, reason: str) -> None:
         for phase in range(first, len(layout.PHASES)):
-            self._book.skipped(phase, reason)
+            self._log.skipped(phase, reason)
 
     def _take_before(self, loader: Any, iterator: Any) -> list[Any]:
         """Batches of a Loader that fetches its pack in threads of its own: the guard would cut those off."""
         if not (other_loaders.is_pack_loader(loader) and other_loaders.is_fetching(loader)):
             return []
-        source = other_loaders.PackSource(loader, iterator)
+        source = loader_clone.PackSource(loader, iterator)
         try:
-            taken = [source.next() for _ in range(drain.KEPT)]
+            taken = [source.next() for _ in range(batches.KEPT)]
         finally:
             source.close()
-        why = (
-            "the loader fetches a remote pack, or fills scratch, which nothing may do beside the experiments"
-        )
         for phase in (layout.DRAIN, layout.AGAIN):
-            self._book.skipped(phase, why)
+            self._log.skipped(phase, FETCHES)
         return taken
 
     def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
         """Return batches to be replayed."""
-        book = self._book
+        log = self._log
         states = loader_clone.RandomStates()
-        drained = drain.Drained()
+        drained = batches.Drained()
         if other_loaders.is_pack_loader(loader):
             try:
-                drain.drain_pack_loader(book, drained, loader, iterator)
+                batches.drain_pack_loader(log, drained, loader, iterator)
             except Exception as error:
-                book.failed(book.phase, error)
+                log.failed(session.phase, error)
             states.put_back()
             return self._keep(list(drained.recent))
         try:
-            source = drain.Source(book, loader, iterator)
+            source = loader_clone.Source(loader, iterator)
             if not is_long_enough:
                 # Not the rest of an epoch and then a pause, but one epoch after the other.
                 source.close()
-                source = drain.Source(book, loader_clone.copy_loader(loader, loader.num_workers))
+                source = loader_clone.Source(loader_clone.copy_loader(loader, loader.num_workers))
             try:
-                drain.drain(book, drained, loader, source, book.pace_s)
+                batches.drain(log, drained, loader, source, log.pace_s)
             finally:
                 # Workers would go on and prepare batches that nobody takes, beside what is measured next.
                 source.close()
         except Exception as error:
-            book.failed(layout.DRAIN, error)
+            log.failed(layout.DRAIN, error)
         kept = self._keep(list(drained.recent))
         drained.recent.clear()
         try:
-            drain.again(book, drained, loader, book.pace_s)
+            batches.again(log, drained, loader, log.pace_s)
         except Exception as error:
-            book.failed(layout.AGAIN, error)
+            log.failed(layout.AGAIN, error)
         states.put_back()
         return kept
 
@@ -265,7 +303,7 @@ class Experiments:
                     kept.append(batches.Kept(batch))
                     used += size
                 except Exception as error:
-                    self._book.trouble("keep", error)
+                    self._log.trouble("keep", error)
         return kept
 
     def _spoil(self, loader: Any, kept: list[Any], seen: Seen, database: str | None) -> None:
@@ -274,12 +312,10 @@ class Experiments:
         if reason:
             self._skip_from(layout.TRIAL, reason)
             self._ending.end(None)
-        self._feeding = Feeding(self._book, self._scope, self._watching, training=seen)
+        self._feeding = Feeding(self._log, self._scope, self._watching, training=seen)
         self._feeding.plan(loader, kept, self._ranks.plan())
         self._ending.first = self._feeding.cut
         self._state = FEEDING
-
-    # -- the user's loop on what we feed it ----------------------------------------------------------------
 
     def _feed(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """A next() of the user's loop. Whatever goes wrong ends the process."""
@@ -303,8 +339,6 @@ class Experiments:
             return "another rank has ended"
         return None
 
-    # -- a script that was over before -----------------------------------------------------------------------
-
     def on_exit(self) -> None:
         """The script ended by itself before the experiments were due: the loader can still be measured."""
         if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid or has_threads():
@@ -320,14 +354,14 @@ class Experiments:
                 return
             if loader_clone.is_too_late() or not (loader.num_workers or loader_clone.is_forking(loader)):
                 return
-            self._scope = Scope(self._book)
+            self._scope = Scope()
             with self._scope.own():
-                self._book.phase = layout.DRAIN  # workers put up a guard when they see it
-                drain.after_the_end(self._book, loader, AT_EXIT * self._book.pace_s)
+                session.phase = layout.DRAIN  # workers put up a guard when they see it
+                batches.after_the_end(self._log, loader, AT_EXIT * self._log.pace_s)
         except Exception as trouble:
-            self._book.trouble("exit", trouble)
+            self._log.trouble("exit", trouble)
         finally:
-            self._book.phase = layout.REAL
+            session.phase = layout.REAL
 
 
 def has_threads() -> bool:

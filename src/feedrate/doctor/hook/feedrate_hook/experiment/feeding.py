@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the device takes a buffer of the batch's size, from pageable and from pinned memory.
-
-Feeds the user's loop, phase by phase.
+"""Feeds the user's loop, phase by phase, and measures how fast the device takes a buffer of a batch's size.
 
 The replay comes before the trials: a loop that counts its batches may leave at any step, and what the device
 can take is the number that matters most. What may raise in user code comes last.
@@ -16,15 +14,16 @@ from typing import Any
 
 from .. import layout
 from ..record import loader_clone, other_loaders
-from . import batches, channels, replay
+from ..session import session
+from . import batches, replay
+from .batches import torch
 
 COPIES = 5
 MOST_BYTES = 1 << 29
 
 
-def measure(book: Any, size: int) -> None:
+def measure_copies(size: int) -> None:
     """Write the fact "copy-rates". Without a CUDA device in use, nothing."""
-    torch = sys.modules["torch"]
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return
     size = min(size, MOST_BYTES)
@@ -33,7 +32,7 @@ def measure(book: Any, size: int) -> None:
     target = torch.empty(size, dtype=torch.uint8, device="cuda")
     # A batch of bytes makes four times as many on the device when it becomes float32 there.
     few = target[: max(1, size // 4)]
-    book.fact(
+    session.facts(
         "copy-rates",
         bytes=size,
         pageable_bytes_per_s=size / fastest(lambda: target.copy_(pageable)),
@@ -44,7 +43,7 @@ def measure(book: Any, size: int) -> None:
 
 def fastest(work: Callable[[], Any]) -> float:
     """Seconds of the middle one of a few goes, the device's work included."""
-    synchronize = sys.modules["torch"].cuda.synchronize
+    synchronize = torch.cuda.synchronize
     times = []
     for _ in range(COPIES + 1):
         synchronize()
@@ -62,8 +61,8 @@ class LoopLeft(BaseException):
 class Feeding:
     """Gives a batch for every next() of the training loader, and of loaders that go along with it."""
 
-    def __init__(self, book: Any, scope: Any, watching: Any, training: Any) -> None:
-        self._book = book
+    def __init__(self, log: Any, scope: Any, watching: Any, training: Any) -> None:
+        self._log = log
         self._scope = scope
         self._watching = watching
         self._training = training
@@ -76,37 +75,36 @@ class Feeding:
 
     def plan(self, loader: Any, kept: list[Any], agreed: dict[str, Any] | None) -> None:
         """`agreed`: what the ranks agreed on, None for a single process."""
-        book, self._kept = self._book, kept
+        log, self._kept = self._log, kept
         counts = agreed or {}
-        first = channels.NotingReplay(book, kept, counts.get("replay"))
+        first = replay.NotingReplay(log, kept, counts.get("replay"))
         self._feeds = [first]
         if not other_loaders.is_pack_loader(loader):  # which has no workers
             self._plan_trials(loader, is_alone=agreed is None)
-        self._feeds.append(replay.HalfPrecision(book, kept, counts.get("half")))
+        self._feeds.append(replay.HalfPrecision(log, kept, counts.get("half")))
         if self._companions:
-            book.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
+            log.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
         else:
-            self._feeds.append(replay.HalfBatch(book, kept, counts.get("half")))
+            self._feeds.append(replay.HalfBatch(log, kept, counts.get("half")))
         if agreed is None:
             # Last of all: a model that takes views of its images raises in this layout.
-            self._feeds.append(channels.ChannelsLast(book, kept, first.called))
+            self._feeds.append(replay.ChannelsLast(log, kept, first.called))
             if all(batch.has_images() for batch in kept):
-                self._feeds.append(channels.LoaderLayout(book, kept))
+                self._feeds.append(replay.LoaderLayout(log, kept))
         else:
-            book.skipped(layout.REPLAY_CHANNELS_LAST, "ranks share gradients in the layout they began with")
-        replay.watch_for_autocast()
+            log.skipped(layout.REPLAY_CHANNELS_LAST, "ranks share gradients in the layout they began with")
 
     def _plan_trials(self, loader: Any, is_alone: bool) -> None:
         why_not = reason_against_trials(loader, is_alone)
         if why_not is not None:
-            self._book.skipped(layout.TRIAL, why_not)
+            self._log.skipped(layout.TRIAL, why_not)
             return
         own = loader.num_workers
-        others = [n for n in self._book.settings.get("try_workers", []) if n != own][:2]
+        others = [n for n in session.settings.get("try_workers", []) if n != own][:2]
         # The present number once more, next to each of the others: machines change their speed within
         # seconds, and what a trial is compared with has to be measured when it is.
         numbers = [*others[:1], own, *others[1:]] if others else []
-        self._feeds += [replay.Trial(self._book, self._scope, loader, n) for n in numbers]
+        self._feeds += [replay.Trial(self._log, self._scope, loader, n) for n in numbers]
 
     def next(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """The batch for a next() of this iterator. LoopLeft: the end."""
@@ -117,9 +115,8 @@ class Feeding:
             raise LoopLeft("another loader was asked")
         if iterator is not self._iterator:
             with self._scope.own():
-                loader_clone.shut_down(
-                    self._book.loader_of(iterator), iterator
-                )  # its workers would only disturb
+                # Its workers would only disturb.
+                loader_clone.shut_down(self._log.loader_of(iterator), iterator)
             self._iterator = iterator
         if self._feed is not None and self._feed.is_over():
             self._close()
@@ -132,12 +129,12 @@ class Feeding:
             try:
                 return self._feed.next()
             except Exception as error:
-                self._book.skipped(self._feed.phase, f"it failed: {type(error).__name__}: {error}"[:300])
+                self._log.skipped(self._feed.phase, f"it failed: {type(error).__name__}: {error}"[:300])
                 self._stop()
 
     def _open(self, feed: Any) -> None:
         with self._scope.own():
-            self._book.phase = feed.phase
+            session.phase = feed.phase
             try:
                 why = feed.reason_not_to()
                 if why is None:
@@ -146,7 +143,7 @@ class Feeding:
                     return
             except Exception as error:
                 why = f"it could not begin: {type(error).__name__}: {error}"
-            self._book.skipped(feed.phase, why[:300])
+            self._log.skipped(feed.phase, why[:300])
 
     def _close(self) -> None:
         with self._scope.own():
@@ -155,16 +152,16 @@ class Feeding:
             self._stop()
             if is_replay:
                 try:
-                    measure(self._book, batches.bytes_of(self._kept[0].again()))
+                    measure_copies(batches.bytes_of(self._kept[0].again()))
                 except Exception as error:
-                    self._book.trouble("copy rates", error)
+                    self._log.trouble("copy rates", error)
 
     def _stop(self) -> None:
         feed, self._feed = self._feed, None
         try:
             feed.stop()
         except Exception as error:
-            self._book.trouble("stop", error)
+            self._log.trouble("stop", error)
 
     def _beside(self, seen: Any, take: Callable[[], Any]) -> Any:
         """A loader that goes along with the training one: real batches in a trial, kept ones in a replay."""
@@ -199,7 +196,7 @@ class Feeding:
                 why = None
             when = "when it was tried" if feed is current else "before it was tried"
             why = why or f"the loop was left {when}: {error or 'the run was ended'}"
-            self._book.skipped(feed.phase, why[:300])
+            self._log.skipped(feed.phase, why[:300])
 
 
 def reason_against_trials(loader: Any, is_alone: bool) -> str | None:

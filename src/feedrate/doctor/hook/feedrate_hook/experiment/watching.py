@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks agree, through files in the run folder, when the experiments begin and how many steps each phase has.
+"""Watches the real steps: which loader is the training one, which go along, and when enough was seen.
 
-A rank that made one step more than the others would wait in a collective for ever.
-
-Watches the real steps: which loader is the training one, which go along, and when enough was seen.
+Ranks agree, through files in the run folder, when the experiments begin and how many steps each phase has: a
+rank that made one step more than the others would wait in a collective for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -18,27 +18,24 @@ import zlib
 from typing import Any
 
 from ..record import loader_clone, other_loaders
+from ..session import session
 
 MARGIN = 8  # steps between the decision and the beginning: every rank has read it by then
+# Several jobs, or a restarted one, may share a run folder.
+JOB_VARIABLES = (
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID",
+)  # fmt: skip
 PATIENCE_S = 120.0  # longer than a rank waits for those who write
 
 
 class Ranks:
     """One rank's view. With one rank every answer is immediate."""
 
-    def __init__(self, book: Any) -> None:
+    def __init__(self) -> None:
         self.rank = 0
         self.size = 1
-        self._folder = book.run
-        # Several jobs, or a restarted one, may share a run folder.
-        names = (
-            "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_RESTART_COUNT",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            "SLURM_STEP_ID",
-        )
-        job = "|".join(os.environ.get(name, "") for name in names)
+        self._folder = str(session.settings.get("run") or session.run)
+        job = "|".join(os.environ.get(name, "") for name in JOB_VARIABLES)
         self._job = f"{zlib.crc32(job.encode()):08x}"
         self._agreed: dict[str, Any] | None = None
 
@@ -55,12 +52,9 @@ class Ranks:
 
     def withdraw(self) -> None:
         """It does not any more."""
-        if self.size == 1:
-            return
-        try:
-            os.unlink(self._path(f"rank-{self.rank}"))
-        except OSError:
-            return
+        if self.size > 1:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(f"rank-{self.rank}"))
 
     def present(self) -> int:
         return sum(os.path.exists(self._path(f"rank-{rank}")) for rank in range(self.size))
@@ -90,9 +84,8 @@ class Ranks:
 
     def has_ended(self) -> bool:
         """Some other rank is over: whoever waits for it in a collective waits in vain."""
-        return any(
-            os.path.exists(self._path(f"ended-{rank}")) for rank in range(self.size) if rank != self.rank
-        )
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        return any(os.path.exists(self._path(f"ended-{rank}")) for rank in others)
 
     def leave(self) -> None:
         """End together: a rank that goes first takes the others' connections down."""
@@ -142,9 +135,9 @@ class Seen:
 class Watching:
     """Fed with every next() of the real run. Costs a few microseconds."""
 
-    def __init__(self, book: Any) -> None:
-        settings = book.settings
-        self._book = book
+    def __init__(self, log: Any) -> None:
+        settings = session.settings
+        self._log = log
         self._steps = int(settings.get("steps", 110))
         self._seconds = float(settings.get("seconds", 45.0))
         self._seen: dict[Any, Seen] = {}
@@ -157,8 +150,8 @@ class Watching:
     def seen_of(self, iterator: Any) -> Seen:
         known = self._keys.get(id(iterator))
         if known is None or known[0]() is not iterator:
-            loader = self._book.loader_of(iterator)
-            known = weakref.ref(iterator), self._book.name_of_loader(iterator)
+            loader = self._log.loader_of(iterator)
+            known = weakref.ref(iterator), self._log.name_of_loader(iterator)
             if len(self._keys) > 1000:
                 self._keys.clear()
             self._keys[id(iterator)] = known
@@ -168,7 +161,7 @@ class Watching:
 
     def note(self, iterator: Any) -> Seen:
         """A next() of this iterator begins."""
-        steps = self._book.optimizer_steps
+        steps = session.optimizer_steps
         if steps > self._optimizer_steps and self._last is not None:
             self._last.optimizer_steps += steps - self._optimizer_steps
         self._optimizer_steps = steps
@@ -190,14 +183,9 @@ class Watching:
     def training(self) -> Seen | None:
         """The loader that the optimizer follows; without an optimizer, the one that is asked most."""
         best = max(self._seen.values(), key=lambda seen: (seen.optimizer_steps, seen.nexts), default=None)
-        if (
-            best is not None
-            and not best.optimizer_steps
-            and best.nexts >= self._least()
-            and self._will_train()
-        ):
-            return None  # a validation before the training
-        return best
+        if best is None or best.optimizer_steps or best.nexts < self._least():
+            return best
+        return None if self._will_train() else best  # None: a validation before the training
 
     def _least(self) -> int:
         return min(LEAST_STEPS, self._steps)
@@ -219,11 +207,11 @@ class Watching:
         if self.training() is not seen:
             return False
         now = time.monotonic()
-        left, needed = room_of(self._book.loader_of(iterator), iterator)
+        left, needed = room_of(self._log.loader_of(iterator), iterator)
         if self._due_since is None:
             self._due_since = now
             if left < needed:
-                self._book.fact("no-room", steps=done, left=left, needed=needed)
+                session.facts("no-room", steps=done, left=left, needed=needed)
         is_late = now - self._due_since > self._seconds / 2
         return is_late or left >= needed
 
@@ -236,7 +224,7 @@ class Watching:
 
     def leaves(self, seen: Seen, iterator: Any, seconds: float) -> bool:
         """Whether the rest of the epoch lasts so long, beyond what may be ready already."""
-        loader = self._book.loader_of(iterator)
+        loader = self._log.loader_of(iterator)
         if other_loaders.is_pack_loader(loader):
             return True  # further epochs of it follow without a pause for workers
         length = length_of(loader)

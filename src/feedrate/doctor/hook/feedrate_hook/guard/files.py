@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a spoilt run opens for writing lie in memory; those that it has open lead there or nowhere.
+"""Files once a run is spoilt: what is opened for writing lies in memory, open files lead there or nowhere.
 
-Replaces what writes: files opened for writing lie in memory; removing, renaming, savers do nothing.
-
-A script that keeps its last few checkpoints must not remove a good one because the new one was held back.
+What removes, renames or copies does nothing: a script that keeps its last few checkpoints must not remove a
+good one because the new one was not written.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
-import ctypes
 import fcntl
 import gc
 import io
@@ -23,23 +21,18 @@ from collections.abc import Callable
 from typing import Any
 
 from . import libraries
+from .kernel import WRITING_FLAGS
 
 WRITING_MODES = frozenset("wax+")
 COPIED_BYTES = 64 << 20
-# Mapped for writing by every reader of an LMDB: it holds no data.
-HARMLESS_MAPPINGS = ("lock.mdb", "-lock")
-MAP_PRIVATE, MAP_FIXED, MAP_NORESERVE = 0x02, 0x10, 0x4000
 
 
 def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any]:
     """Stand-ins for open and os.open."""
 
     def guarded_open(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> Any:
-        if (
-            not (isinstance(mode, str) and WRITING_MODES & set(mode))
-            or not scope.applies()
-            or scope.is_harmless(file)
-        ):
+        is_writing = isinstance(mode, str) and WRITING_MODES & set(mode)
+        if not is_writing or not scope.applies() or scope.is_harmless(file):
             return real_open(file, mode, *args, **kwargs)
         scope.blocked("open for writing", file)
         kwargs.pop("closefd", None)
@@ -49,8 +42,7 @@ def guard_opens(scope: Any, real_open: Any, real_os_open: Any) -> tuple[Any, Any
             return real_open(file, mode, *args[:4], **kwargs)
 
     def guarded_os_open(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        if not writes or not scope.applies() or scope.is_harmless(path):
+        if not flags & WRITING_FLAGS or not scope.applies() or scope.is_harmless(path):
             return int(real_os_open(path, flags, *args, **kwargs))
         scope.blocked("os.open for writing", path)
         is_loading = scope.is_loading()
@@ -147,111 +139,18 @@ def forgiving(scope: Any, real: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-class Mapping:
-    """A file that is mapped shared and writable: a stretch of memory, and where it begins in the file."""
-
-    def __init__(self, path: str, start: int, end: int, offset: int, protection: int, inode: int) -> None:
-        self.path = path
-        self._start, self._end, self._offset = start, end, offset
-        self._protection = protection
-        self._inode = inode
-
-    def can_be_private(self) -> bool:
-        """Where all memory must be reserved, a mapping could be lost by the attempt."""
-        try:
-            with open("/proc/sys/vm/overcommit_memory", encoding="ascii") as setting:
-                if setting.read().strip() == "2":
-                    return False
-            os.close(self._open())
-        except OSError:
-            return False
-        return True
-
-    def make_private(self) -> None:
-        """From now on each page that is written to is a copy, at the same address."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (
-            ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-        )  # fmt: skip
-        descriptor = self._open()
-        flags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
-        size = self._end - self._start
-        made = libc.mmap(self._start, size, self._protection, flags, descriptor, self._offset)
-        os.close(descriptor)
-        if made != self._start:
-            raise OSError(ctypes.get_errno(), "cannot be mapped privately", self.path)
-
-    def _open(self) -> int:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        if os.fstat(descriptor).st_ino != self._inode:
-            os.close(descriptor)
-            raise OSError(f"{self.path} is another file by now")
-        return descriptor
-
-
-def writable_mappings() -> list[Mapping]:
-    """Files that are mapped shared and writable."""
-    found = []
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            fields = line.rstrip("\n").split(None, 5)
-            if len(fields) == 6 and fields[1][1] == "w" and fields[1][3] == "s" and fields[5].startswith("/"):
-                addresses, permissions, offset, _device, inode, path = fields
-                if not path.endswith((" (deleted)", *HARMLESS_MAPPINGS)) and os.path.isfile(path):
-                    start, end = (int(word, 16) for word in addresses.split("-"))
-                    protection = sum(1 << n for n, letter in enumerate("rwx") if permissions[n] == letter)
-                    found.append(Mapping(path, start, end, int(offset, 16), protection, int(inode)))
-    return found
-
-
-# Functions that change files, and how many of their arguments are paths.
+# Functions that change files, by how many of their arguments are paths.
 # When all are harmless, the call goes through.
 OS_NAMES = {
-    "remove": 1,
-    "unlink": 1,
-    "rename": 2,
-    "renames": 2,
-    "replace": 2,
-    "rmdir": 1,
-    "removedirs": 1,
-    "truncate": 1,
-    "link": 2,
-    "symlink": 2,
-    "mkdir": 1,
-    "makedirs": 1,
-    "mkfifo": 1,
-    "mknod": 1,
-    "chmod": 1,
-    "chown": 1,
-    "utime": 1,
-    "setxattr": 1,
+    1: "remove unlink rmdir removedirs truncate mkdir makedirs mkfifo mknod chmod chown utime setxattr",
+    2: "rename renames replace link symlink",
 }
 SHUTIL_NAMES = {
-    "copy": 2,
-    "copy2": 2,
-    "copyfile": 2,
-    "copytree": 2,
-    "copymode": 2,
-    "copystat": 2,
-    "move": 2,
-    "rmtree": 1,
-    "make_archive": 1,
-    "unpack_archive": 2,
+    1: "rmtree make_archive",
+    2: "copy copy2 copyfile copytree copymode copystat move unpack_archive",
 }
+PATH_NAMES = {1: "unlink rename replace rmdir mkdir touch symlink_to hardlink_to link_to chmod"}
 MAKE_FOLDERS = ("mkdir", "makedirs")
-PATH_NAMES = (
-    "unlink",
-    "rename",
-    "replace",
-    "rmdir",
-    "mkdir",
-    "touch",
-    "symlink_to",
-    "hardlink_to",
-    "link_to",
-    "chmod",
-)
 
 
 def replace_writers(scope: Any) -> None:
@@ -262,21 +161,23 @@ def replace_writers(scope: Any) -> None:
         (io, "open", guarded_open),
         (os, "open", guarded_os_open),
     ]
-    folders = HeldFolders(scope)
-    for module, names in ((os, OS_NAMES), (shutil, SHUTIL_NAMES)):
-        for name, paths in names.items():
-            if hasattr(module, name):
-                guarded = harmless_only(scope, module, name, paths)
-                new.append((module, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded))
+    folders = UnmadeFolders(scope)
+    for owner, table in ((os, OS_NAMES), (shutil, SHUTIL_NAMES), (pathlib.Path, PATH_NAMES)):
+        for paths, names in table.items():
+            for name in names.split():
+                if hasattr(owner, name):
+                    guarded = harmless_only(scope, owner, name, paths)
+                    new.append((owner, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded))
     new += [(os, name, folders.listed(getattr(os, name))) for name in ("listdir", "scandir")]
-    for name in PATH_NAMES:
-        if hasattr(pathlib.Path, name):
-            guarded = harmless_only(scope, pathlib.Path, name, 1)
-            setattr(pathlib.Path, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded)
     accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
     if getattr(accessor, "open", None) is io.open:
         accessor.open = staticmethod(guarded_open)  # type: ignore[union-attr]
-    real = {id(getattr(module, name)): (getattr(module, name), guarded) for module, name, guarded in new}
+    real: dict[int, tuple[Any, Any]] = {}
+    for owner, name, guarded in new:
+        if isinstance(owner, type):
+            setattr(owner, name, guarded)
+        else:
+            real[id(getattr(owner, name))] = (getattr(owner, name), guarded)
     replace_references(real)
     replace_descriptor_calls(scope)
     libraries.replace_savers(scope)
@@ -287,7 +188,7 @@ def replace_writers(scope: Any) -> None:
     )
 
 
-class HeldFolders:
+class UnmadeFolders:
     """Folders that were not made. Who made one may look into it, and must not fail: it is empty."""
 
     def __init__(self, scope: Any) -> None:
@@ -310,19 +211,16 @@ class HeldFolders:
             try:
                 return look(path)
             except FileNotFoundError:
-                is_held = not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) in self._paths
-                if not is_held or not self._scope.applies():
+                is_unmade = not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) in self._paths
+                if not is_unmade or not self._scope.applies():
                     raise
                 with self._scope.own():
-                    return look(self._empty())
+                    empty = os.path.join(self._scope.run_folder, "empty")
+                    os.makedirs(empty, exist_ok=True)
+                    return look(empty)
 
         guarded.__name__ = look.__name__
         return guarded
-
-    def _empty(self) -> str:
-        folder = os.path.join(self._scope.run_folder, "empty")
-        os.makedirs(folder, exist_ok=True)
-        return folder
 
 
 def replace_references(real: dict[int, tuple[Any, Any]]) -> None:

@@ -1,86 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a spoilt run would tell other processes, and other machines, is not sent.
+"""Other threads and processes: those that write are waited for before the guard, and ended with the run.
 
-The end of a run whose weights are spoilt: workers are sent home, then os._exit. No user code runs after.
+Before: the loop's thread stands still, so that whatever moves is another's: a thread that saves a checkpoint,
+a program that uploads it, a native thread that fills a file. Those that serve others for the whole run
+(queues of loggers, monitors) are idle when nothing comes; they were there before the loop.
 
-Any thread may call `end`; the first one counts and none returns. The work is done by a thread that was
-started before the guard went up: the fence holds the loop's thread, and this one has folders to remove. It
-also watches over the loop: when it takes no batch for long, the user's code has left it.
+At the end: workers are sent home, then os._exit; no user code runs after. Any thread may call `end`; the
+first one counts and none returns. The work is done by a thread that was started before the guard went up: the
+kernel restricts the loop's thread, and this one has folders to remove. It also watches over the loop: when it
+takes no batch for long, the user's code has left it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import os
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from ..record import other_loaders
+from ..record import opened_files, other_loaders
+from ..session import session
+from .kernel import writable_files
 
-
-def replace_processes(scope: Any, end: Callable[[str], None]) -> None:
-    """What another process is told, it may write; and nobody may wait for its answer for ever."""
-    places = (
-        ("multiprocessing.queues", "Queue", ("put",)),
-        ("multiprocessing.queues", "JoinableQueue", ("put",)),
-        ("multiprocessing.queues", "SimpleQueue", ("put",)),
-        ("multiprocessing.connection", "Connection", ("send",)),
-        ("multiprocessing.pool", "Pool", ("apply_async", "_map_async", "imap", "imap_unordered")),
-        ("concurrent.futures.process", "ProcessPoolExecutor", ("submit",)),
-    )
-    for module, cls, names in places:
-        owner = getattr(sys.modules.get(module), cls, None)
-        for name in names:
-            real = None if owner is None else vars(owner).get(name)
-            if real is not None:
-                setattr(owner, name, ending_call(scope, end, f"{cls}.{name}", real))
-
-
-def ending_call(
-    scope: Any, end: Callable[[str], None], what: str, real: Callable[..., Any]
-) -> Callable[..., Any]:
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        if scope.is_loading() or not scope.applies():
-            return real(*args, **kwargs)
-        is_thread_pool = type(args[0]).__name__ == "ThreadPool"  # a Pool by inheritance, but in this process
-        if is_thread_pool:
-            return real(*args, **kwargs)
-        scope.blocked(what)
-        if scope.in_user_loop():
-            end(what)
-        raise BrokenPipeError(f"feedrate doctor: nothing may be sent any more: {what}")
-
-    return guarded
-
-
-def replace_sockets(scope: Any, end: Callable[[str], None]) -> None:
-    """Python's sockets only: those of the collectives are not Python's."""
-    socket = sys.modules.get("socket")
-    if socket is None:
-        return
-    for name in ("send", "sendall", "sendto", "sendmsg", "sendfile"):
-        real = getattr(socket.socket, name)
-        guarded = ending_call(scope, end, f"socket.{name}", real)
-
-        def sent(self: Any, *args: Any, _guarded: Any = guarded, _name: str = name) -> Any:
-            if (
-                self.type == socket.SOCK_DGRAM and scope.applies() and not scope.is_loading()
-            ):  # metrics to a collector: nobody waits for them
-                scope.blocked(f"socket.{_name}")
-                return len(args[0]) if args and isinstance(args[0], (bytes, bytearray)) else 0
-            return _guarded(self, *args)
-
-        setattr(socket.socket, name, sent)
-
-
-GRACE_S = (
-    3.0  # for workers to finish the batch they are at: one that writes a cache must not be cut off in it
+WAIT_S = 60.0
+QUIET_S = 0.5  # without any progress: nobody writes
+LOOK_EVERY_S = 0.05
+# Less in that time is no work: servers and monitors wake up now and then to look whether there is some.
+LEAST_TICKS, LEAST_BYTES = 3, 1024
+# Modules and functions in which a thread waits for others to give it work.
+PARKED_IN = {
+    "threading": ("wait", "join", "_wait_for_tstate_lock"),
+    "queue": ("get", "put"),
+    "selectors": ("select",),
+    "concurrent.futures.thread": ("_worker",),
+    "multiprocessing.connection": ("wait", "_recv", "accept"),
+    "multiprocessing.queues": ("get", "_feed"),
+}
+SAVING = frozenset(
+    (module.split(".")[0], path.split(".")[-1])
+    for module, paths in opened_files.SAVERS.items()
+    for path in paths
 )
+
+
+def wait_for_writers(scope: Any, most_s: float, older: Collection[threading.Thread]) -> str | None:
+    """Wait until nobody writes. A sentence about one who still does after `most_s`, or None.
+
+    `older`: threads that were there before the loop.
+    """
+    deadline = time.monotonic() + most_s
+    before = find_writers(scope, older)
+    since = time.monotonic()
+    while before:
+        time.sleep(LOOK_EVERY_S)
+        now = find_writers(scope, older)
+        moved = [who for who, progress in now.items() if progress is None or before.get(who) != progress]
+        if moved:
+            since = time.monotonic()
+        elif time.monotonic() - since >= QUIET_S:
+            return None
+        if moved and time.monotonic() >= deadline:
+            return f"{moved[0]} was still at work after {most_s:g} s: it would have been cut off"
+        before = now
+    return None
+
+
+def find_writers(scope: Any, older: Collection[threading.Thread]) -> dict[str, Any]:
+    """Whoever may be writing, and how far each has come; None: it is writing, whether it moves or not."""
+    found: dict[str, Any] = {}
+    for descriptor, path in writable_files(scope):
+        with contextlib.suppress(OSError):
+            status, position = os.fstat(descriptor), os.lseek(descriptor, 0, os.SEEK_CUR)
+            found[f"whoever writes {path}"] = (status.st_size, status.st_mtime_ns, position)
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        own = thread.ident in scope.own_threads or thread.ident in scope.main_threads
+        if own or frame is None or is_parked(frame):
+            continue
+        who = f"the thread {thread.name}"
+        # What the loop has started may sleep, or wait for a server, before it opens its file: any exit of
+        # Python's would wait for it to end. A daemon agrees to be cut off, unless it has its file open.
+        if is_saving(frame) or not (thread.daemon or thread in older):
+            found[who] = None
+        elif who not in found:
+            found[who] = 0 if thread.daemon else used_ticks(f"/proc/self/task/{thread.native_id}/stat")
+    for pid in other_processes():
+        name, progress = describe_process(pid)
+        found[f"the process {pid} ({name})"] = progress
+    return found
+
+
+def is_parked(frame: Any) -> bool:
+    return frame.f_code.co_name in PARKED_IN.get(frame.f_globals.get("__name__", ""), ())
+
+
+def is_saving(frame: Any) -> bool:
+    """Whether a thread's stack has a saver of a library in it, or holds a file that it writes."""
+    while frame is not None:
+        library = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if (library, frame.f_code.co_name) in SAVING:
+            return True
+        for value in list(frame.f_locals.values()):
+            # type(), not isinstance(): lazy proxies answer __class__ by running code.
+            if issubclass(type(value), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)):
+                try:
+                    # Standard output may be a file, which threads that report to it hold all the time.
+                    is_file = value.fileno() > 2 and stat.S_ISREG(os.fstat(value.fileno()).st_mode)
+                    if value.writable() and is_file:
+                        return True
+                except (OSError, ValueError):
+                    continue
+        frame = frame.f_back
+    return False
+
+
+def other_processes() -> list[int]:
+    """What this process has started, and what that has, but for loaders' workers and helpers of Python's."""
+    workers = {worker.pid for one in live_iterators() for worker in getattr(one, "_workers", ())}
+    spared = workers | helper_pids()
+    children = children_by_parent()
+    found: list[int] = []
+    left = [pid for pid in children.get(os.getpid(), []) if pid not in spared]
+    while left:
+        pid = left.pop()
+        found.append(pid)
+        left += children.get(pid, [])
+    return found
+
+
+def describe_process(pid: int) -> tuple[str, Any]:
+    """A process's name, and how far it has come; None while it runs or waits for a disk."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            name = file.read().strip()
+        with open(f"/proc/{pid}/io", encoding="ascii") as file:
+            written = next((int(line.split()[1]) for line in file if line.startswith("wchar")), 0)
+    except OSError:
+        return "", 0
+    used = used_ticks(f"/proc/{pid}/stat")
+    return name, None if used is None else (used, written // LEAST_BYTES)
+
+
+def used_ticks(path: str) -> Any:
+    """The processor time of a thread or process; None while it runs or waits for a disk."""
+    try:
+        with open(path, "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    if fields[0] in (b"Z", b"X"):
+        return 0
+    return None if fields[0] in (b"R", b"D") else (int(fields[11]) + int(fields[12])) // LEAST_TICKS
+
+
+GRACE_S = 3.0  # for workers to finish their batch: one that writes a cache must not be cut off in it
 TERM_S = 1.0
 TEMPORARY = "temporary-of-"  # links in the run folder: temporary folders that workers cannot remove any more
 
@@ -88,8 +170,7 @@ TEMPORARY = "temporary-of-"  # links in the run folder: temporary folders that w
 class Ending:
     """Ends the process, once."""
 
-    def __init__(self, book: Any, scope: Any) -> None:
-        self._book = book
+    def __init__(self, scope: Any) -> None:
         self._scope = scope
         self._lock = threading.Lock()
         self._wanted = threading.Event()
@@ -140,7 +221,7 @@ class Ending:
                     try:
                         step()
                     except BaseException as error:
-                        self._book.trouble(step.__name__, error)
+                        session.trouble(f"experiments: {step.__name__}", error)
                 for last in self.before:
                     last()
         finally:
@@ -149,7 +230,7 @@ class Ending:
     def _last_facts(self) -> None:
         self.first(self._error)
         how = "signal" if self._exit_code else "experiments"
-        self._book.fact("end", how=how, exit=self._exit_code, error=self._error)
+        session.finish(how, self._error, self._exit_code)
 
     def _clear(self) -> None:
         clear_multiprocessing(self._scope)
@@ -226,13 +307,11 @@ def end_children() -> None:
         for child in multiprocessing.active_children():
             child.terminate()
     spared = helper_pids()
-    children = [pid for pid in child_pids() if pid not in spared]
+    children = [pid for pid in children_by_parent().get(os.getpid(), []) if pid not in spared]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in children:
-            try:
+            with contextlib.suppress(OSError):
                 os.kill(pid, number)
-            except OSError:
-                continue
         deadline = time.monotonic() + TERM_S
         while children and time.monotonic() < deadline:
             children = [pid for pid in children if not is_reaped(pid)]
@@ -254,14 +333,12 @@ def helper_pids() -> set[int]:
     return {pid for pid in found if pid is not None}
 
 
-def child_pids() -> list[int]:
-    """Direct children in this session. A program that made its own session means to stay."""
-    return children_by_parent().get(os.getpid(), [])
-
-
 def children_by_parent() -> dict[int, list[int]]:
-    """The processes of this session, by the process that started them."""
-    session = os.getsid(0)
+    """The processes of this session, by the process that started them.
+
+    A program that made its own session means to stay.
+    """
+    own = os.getsid(0)
     found: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -273,7 +350,7 @@ def children_by_parent() -> dict[int, list[int]]:
             start, end = text.index(b"(") + 1, text.rindex(b")")
             fields = text[end + 2 :].split()
             is_shared_memory_manager = text[start:end].startswith(b"torch_shm_manag")
-            if int(fields[3]) == session and not is_shared_memory_manager:
+            if int(fields[3]) == own and not is_shared_memory_manager:
                 found.setdefault(int(fields[1]), []).append(int(name))
     return found
 

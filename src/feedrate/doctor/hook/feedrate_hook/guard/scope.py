@@ -1,34 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the guard holds back: user code of this process and its workers, but not the doctor's own code."""
+"""To whom the guard applies: user code of this process and its workers, but not the doctor's own code."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-HOOK_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-HARMLESS_FOLDERS = (
-    "/dev/",
-    "/proc/",
-    "/sys/",
-)  # devices, shared memory, the kernel: nothing of it outlives the run
+from ..session import session
+from ..wrapping import caller
+
+HARMLESS_FOLDERS = ("/dev/", "/proc/", "/sys/")  # nothing of these outlives the run
 
 
 class Scope:
-    """Answers "does the guard apply to this call?" and writes down, once per place, what it held back."""
+    """Answers "does the guard apply to this call?" and writes down, once per place, what it blocked."""
 
-    def __init__(self, book: Any, is_worker: bool = False) -> None:
-        self._book = book
+    def __init__(self, is_worker: bool = False) -> None:
         self._pid = -1 if is_worker else os.getpid()
         self._local = threading.local()
         self._seen: set[tuple[str, str]] = set()
-        self.run_folder = os.path.realpath(book.run)
+        self.run_folder = os.path.realpath(session.settings.get("run") or session.run)
         self.own_threads: set[int] = set()
         self.main_threads = {threading.main_thread().ident, threading.get_ident()}
         if hasattr(os, "register_at_fork"):
@@ -40,17 +35,13 @@ class Scope:
         self.own_threads.clear()
 
     def applies(self) -> bool:
-        return (
-            not getattr(self._local, "depth", 0)
-            and threading.get_ident() not in self.own_threads
-            and not is_pinning()
-        )
+        return not (self.is_own() or threading.get_ident() in self.own_threads or is_pinning())
 
     def is_child(self) -> bool:
         return os.getpid() != self._pid
 
     def is_loading(self) -> bool:
-        """The user's dataset makes a batch: its files are held back, but it may ask servers and programs."""
+        """The user's dataset makes a batch: it writes no files, but may ask servers and programs."""
         return self.is_child() or bool(getattr(self._local, "is_lent", False))
 
     def in_user_loop(self) -> bool:
@@ -100,31 +91,14 @@ class Scope:
     def blocked(self, what: str, target: Any = "") -> None:
         """One fact per thing and place; `target` is that of the first time."""
         with self.own():
-            place = user_place()
+            place = caller() or "an unknown place"
             if (what, place) in self._seen or len(self._seen) > 200:
                 return
             self._seen.add((what, place))
-            self._book.fact("blocked", what=f"{what} {target}".rstrip() + f" ({place})")
+            session.facts("blocked", what=f"{what} {target}".rstrip() + f" ({place})")
 
 
 def is_pinning() -> bool:
     """The thread of a loader that receives batches from its workers, over sockets."""
     target = getattr(threading.current_thread(), "_target", None)
     return getattr(target, "__name__", "") == "_pin_memory_loop"
-
-
-def user_place() -> str:
-    """file:line of the innermost frame of the user's code."""
-    libraries = tuple(
-        {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {"<", HOOK_FOLDER}
-    )
-    frame = sys._getframe(1)
-    outermost = frame
-    while frame is not None:
-        outermost = frame
-        name = frame.f_code.co_filename
-        if not name.startswith(libraries) and os.sep + "site-packages" + os.sep not in name:
-            break
-        frame = frame.f_back  # type: ignore[assignment]
-    found = frame or outermost
-    return f"{found.f_code.co_filename}:{found.f_lineno}"

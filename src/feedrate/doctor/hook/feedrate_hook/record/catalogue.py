@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .parts import timed_by_class, timed_generator, timed_load, timed_resize, timed_steps
+from .parts import name_load, name_of_class, name_resize, timed, timed_generator, timed_steps
+
+_LOAD, _BY_CLASS = timed(choose=name_load), timed(choose=name_of_class)
 
 
 def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str, Any]]:
@@ -20,55 +22,42 @@ def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str
 PARTS: dict[str, list[tuple[str, Any]]] = {
     "PIL.Image": [
         ("open", "read:PIL.Image.open"),
-        ("Image.resize", timed_resize),
-        *_all(
-            "transform",
-            "PIL",
+        ("Image.resize", timed(choose=name_resize)),
+        *_all("transform", "PIL",
             "convert crop transpose rotate filter transform reduce thumbnail point quantize paste tobytes",
-            "Image.",
-        ),
+            "Image."),
     ],
-    "PIL.ImageFile": [("ImageFile.load", timed_load)],
+    "PIL.ImageFile": [("ImageFile.load", _LOAD)],
     # These decode in a load() of their own.
-    "PIL.WebPImagePlugin": [("WebPImageFile.load", timed_load)],
-    "PIL.AvifImagePlugin": [("AvifImageFile.load", timed_load)],
-    "PIL.TiffImagePlugin": [("TiffImageFile.load", timed_load)],
-    "PIL.ImageOps": _all(
-        "transform",
-        "PIL",
+    "PIL.WebPImagePlugin": [("WebPImageFile.load", _LOAD)],
+    "PIL.AvifImagePlugin": [("AvifImageFile.load", _LOAD)],
+    "PIL.TiffImagePlugin": [("TiffImageFile.load", _LOAD)],
+    "PIL.ImageOps": _all("transform", "PIL",
         "autocontrast equalize posterize solarize invert mirror flip fit pad expand scale contain grayscale"
-        " exif_transpose",
-    ),
+        " exif_transpose"),
     "PIL.ImageEnhance": [("_Enhance.enhance", "transform:PIL.enhance")],
     "cv2": [
         ("imread", "decode:cv2.imread@"),
         ("imdecode", "decode:cv2.imdecode"),
-        *_all(
-            "transform",
-            "cv2",
+        *_all("transform", "cv2",
             "resize cvtColor GaussianBlur medianBlur bilateralFilter blur boxFilter filter2D warpAffine"
             " warpPerspective remap flip rotate copyMakeBorder LUT equalizeHist addWeighted normalize"
-            " threshold adaptiveThreshold morphologyEx erode dilate fastNlMeansDenoisingColored Canny Sobel",
-        ),
+            " threshold adaptiveThreshold morphologyEx erode dilate fastNlMeansDenoisingColored Canny Sobel"),
     ],
     "torchvision.io.image": [
         ("read_file", "read:torchvision.io.read_file@"),
         ("read_image", "decode:torchvision.io.read_image@"),
-        *_all(
-            "decode",
-            "torchvision.io",
-            "decode_image decode_jpeg decode_png decode_gif decode_webp decode_avif",
-        ),
+        *_all("decode", "torchvision.io",
+            "decode_image decode_jpeg decode_png decode_gif decode_webp decode_avif"),
     ],
     "torchvision.io.video": [("read_video", "decode:torchvision.io.read_video@")],
     "torchvision.transforms.transforms": [("Compose.__call__", timed_steps)],
     "torchvision.transforms.v2._container": [("Compose.forward", timed_steps)],
     # Not scriptable, so nobody hands them to TorchScript; used outside Compose by segmentation code.
     "torchvision.transforms.functional": _all(
-        "transform", "torchvision", "to_tensor pil_to_tensor to_pil_image"
-    ),
-    "albumentations.core.transforms_interface": [("BasicTransform.__call__", timed_by_class)],
-    "kornia.augmentation.base": [("_BasicAugmentationBase.forward", timed_by_class)],
+        "transform", "torchvision", "to_tensor pil_to_tensor to_pil_image"),
+    "albumentations.core.transforms_interface": [("BasicTransform.__call__", _BY_CLASS)],
+    "kornia.augmentation.base": [("_BasicAugmentationBase.forward", _BY_CLASS)],
     "simplejpeg._jpeg": [("decode_jpeg", "decode:simplejpeg.decode_jpeg")],
     "simplejpeg": [("decode_jpeg", "decode:simplejpeg.decode_jpeg")],
     "turbojpeg": [("TurboJPEG.decode", "decode:turbojpeg.decode")],
@@ -81,8 +70,7 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     "tifffile": [("imread", "decode:tifffile.imread")],
     "skimage.transform": _all("transform", "skimage", "resize rescale rotate warp"),
     "scipy.ndimage": _all(
-        "transform", "scipy.ndimage", "zoom rotate affine_transform gaussian_filter map_coordinates"
-    ),
+        "transform", "scipy.ndimage", "zoom rotate affine_transform gaussian_filter map_coordinates"),
     "numpy": [
         ("load", "read:numpy.load"),
         ("fromfile", "read:numpy.fromfile"),
@@ -129,13 +117,9 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     # The first look at a file scans it; where that is slow, it is the reading.
     "torchcodec.decoders._video_decoder": [
         ("VideoDecoder.__init__", "read:torchcodec.VideoDecoder"),
-        *_all(
-            "decode",
-            "torchcodec",
+        *_all("decode", "torchcodec",
             "__getitem__ get_frame_at get_frames_at get_frames_in_range get_frame_played_at"
-            " get_frames_played_at get_frames_played_in_range get_all_frames",
-            "VideoDecoder.",
-        ),
+            " get_frames_played_at get_frames_played_in_range get_all_frames", "VideoDecoder."),
     ],
     "torchcodec.decoders._audio_decoder": [
         ("AudioDecoder.__init__", "read:torchcodec.AudioDecoder"),
@@ -186,4 +170,4 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
         ("_Opened._decode", "decode:feedrate"),
     ],
     "feedrate.loader.cached": [("KeptSamples.find", "read:feedrate.cached")],
-}
+}  # fmt: skip

@@ -9,12 +9,10 @@ from typing import Any
 
 from .. import clock, layout
 from ..session import session
-from ..wrapping import get_ident, install, name_of, unseen
-from . import draws, opened_files, prelude, stacks
-from .calls import write_calls
+from ..wrapping import get_ident, name_of, unseen
+from . import opened_files, parts, samples, stacks
 from .describe import count_samples
 from .parts import Fetch, here, open_fetches, wrap_methods
-from .views import views
 
 # Timing the parts may take this share of a fetch; where many short calls would take more, some are left out.
 _MOST_SHARE = 0.007
@@ -30,9 +28,9 @@ class _Samples(list):  # type: ignore[type-arg]
 
     def __iter__(self) -> Any:
         for index in list.__iter__(self):
-            draws.begin_sample()
+            samples.begin_sample()
             yield index
-        draws.end_sample()
+        samples.end_sample()
 
 
 class Fetching:
@@ -55,7 +53,7 @@ class Fetching:
         """Run a fetch and record it. Whatever goes wrong on our side, the original runs exactly once."""
         number = self.number
         if number == 0:
-            self._worker = _worker_id()
+            self._worker = int(getattr(_worker_info(), "id", -1))
         worker = self._worker
         self.number = number + 1
         fetch: Fetch | None = None
@@ -92,20 +90,20 @@ class Fetching:
             here.is_fetching = session.fetching = False
             if fetch is not None:
                 open_fetches.pop(get_ident(), None)
-                draws.end_sample()
+                samples.end_sample()
         try:
-            samples = _count(fetcher, indices, batch)
+            count = _count(fetcher, indices, batch)
             if is_alone:
                 wall = clock.wall_ns() - start[0]
-                session.ring.write(layout.FETCH, 0, start[0], wall, -1, -1, samples, worker, number)
+                session.ring.write(layout.FETCH, 0, start[0], wall, -1, -1, count, worker, number)
                 return batch
             end = self._last_end = clock.read()
             spent = clock.between(start, end)
-            session.ring.write(layout.FETCH, 0, start[0], *spent, samples, worker, number)
+            session.ring.write(layout.FETCH, 0, start[0], *spent, count, worker, number)
             if fetch is not None:
                 self._record_parts(number, fetch, start[0], end[0])
-            if worker >= 0 and views.is_looking:
-                views.look(batch)
+            if worker >= 0 and samples.views.is_looking:
+                samples.views.look(batch)
         except Exception as error:
             session.trouble("fetch", error)
         return batch
@@ -143,15 +141,15 @@ class Fetching:
             return
         name = f"collate:{name_of(collate)}"
 
-        def timed_collate(samples: Any) -> Any:
+        def timed_collate(made: Any) -> Any:
             fetch = open_fetches.get(get_ident())
             if fetch is None:
-                return collate(samples)
-            draws.end_sample()
+                return collate(made)
+            samples.end_sample()
             if not fetch.enter("collate", name):
-                return collate(samples)
+                return collate(made)
             try:
-                return collate(samples)
+                return collate(made)
             finally:
                 fetch.leave()
 
@@ -167,7 +165,7 @@ class Fetching:
         if fetch.opened:
             opened_files.record_opened(fetch.opened, start)
         if session.ring.phase == layout.REAL:
-            write_calls()
+            samples.write_calls()
         self._timed += 1
         self._spare(number, fetch.events, fetch.opening_ns + clock.wall_ns() - end, end - start)
 
@@ -189,19 +187,21 @@ class Fetching:
 def _begin(worker: int) -> None:
     """The first fetch of this process."""
     if worker >= 0:
-        prelude.forget()
+        parts.end_prelude(is_forgotten=True)
         session.is_worker = True
         session.become("worker")
-        session.facts("worker", worker_id=worker, pid=os.getpid(), affinity=_affinity(), threads=_threads())
+        affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        threads = int(session.torch.get_num_threads()) if session.torch is not None else None
+        session.facts("worker", worker_id=worker, pid=os.getpid(), affinity=affinity, threads=threads)
         opened_files.watch()
         stacks.start()
-    opened_files.record_held()
+    opened_files.record_open()
 
 
 def _mark_samples(fetcher: Any, indices: Any) -> Any:
     """Return indices that tell stacks of each sample, where the list is torch's own and nobody sees it."""
     if not fetcher.auto_collation or type(indices) is not list:
-        draws.begin_sample()
+        samples.begin_sample()
         return indices
     dataset = fetcher.dataset
     if hasattr(dataset, "__getitems__") and type(dataset).__module__ != "torch.utils.data.dataset":
@@ -226,30 +226,16 @@ def _measure_event() -> int:
     return max(1, (clock.wall_ns() - start) // 20 * 5 // 2)
 
 
-class _Torch:
-    worker: Any = None  # its module of that name, once it is there
-
-
-def _worker_id() -> int:
-    if _Torch.worker is None:
-        _Torch.worker = sys.modules.get("torch.utils.data._utils.worker")
-    info = getattr(_Torch.worker, "_worker_info", None)
-    return int(info.id) if info is not None else -1
+def _worker_info() -> Any:
+    """Return what torch says about this worker; None: this is no worker."""
+    return getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
 
 
 def _count_shards() -> int | None:
     """Return how many shards the dataset says that it has; None: it does not say."""
-    dataset = getattr(getattr(_Torch.worker, "_worker_info", None), "dataset", None)
+    dataset = getattr(_worker_info(), "dataset", None)
     shards = getattr(dataset, "num_shards", None)  # of Hugging Face's iterable datasets
     return shards if isinstance(shards, int) else None
-
-
-def _affinity() -> list[int] | None:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-
-
-def _threads() -> int | None:
-    return int(session.torch.get_num_threads()) if session.torch is not None else None
 
 
 fetching = Fetching()
@@ -269,21 +255,20 @@ def _followed(original: Any) -> Any:
     return _worker_loop
 
 
-def patch_worker(module: Any) -> None:
-    """The module of a worker's main function has been imported."""
-    install(module, "_worker_loop", _followed)
+def _fetched(original: Any) -> Any:
+    def fetch(self: Any, possibly_batched_index: Any) -> Any:
+        if here.is_fetching:
+            return original(self, possibly_batched_index)  # a loader inside a dataset
+        return fetching.fetch(self, original, possibly_batched_index)
+
+    return fetch
 
 
-def patch_fetch(module: Any) -> None:
-    """torch.utils.data._utils.fetch has been imported."""
-
-    def make(original: Any) -> Any:
-        def fetch(self: Any, possibly_batched_index: Any) -> Any:
-            if here.is_fetching:
-                return original(self, possibly_batched_index)  # a loader inside a dataset
-            return fetching.fetch(self, original, possibly_batched_index)
-
-        return fetch
-
-    install(module, "_MapDatasetFetcher.fetch", make)
-    install(module, "_IterableDatasetFetcher.fetch", make)
+PATCHES = {
+    "torch.utils.data._utils.fetch": [
+        ("_MapDatasetFetcher.fetch", _fetched),
+        ("_IterableDatasetFetcher.fetch", _fetched),
+    ],
+    "torch.utils.data._utils.worker": [("_worker_loop", _followed)],
+    "torchdata.stateful_dataloader.worker": [("_worker_loop", _followed)],
+}

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of the user's DataLoader with another number of workers or given indices, and their iterators."""
+"""Clones of the user's DataLoader with another number of workers or given indices, and what gives batches."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import multiprocessing
 import random
@@ -13,10 +15,11 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..session import session
 from . import other_loaders
 from .parts import here
 
-# Of a copy with workers: a forked library that hangs must not hang us. Others import everything anew, which
+# Of a clone with workers: a forked library that hangs must not hang us. Others import everything anew, which
 # takes longer on a busy machine.
 FORKED_TIMEOUT_S, TIMEOUT_S = 30.0, 100.0
 
@@ -91,9 +94,8 @@ def is_pipe(loader: Any) -> bool:
 def is_forking(loader: Any) -> bool:
     """Whether the loader's workers begin as copies of this process."""
     context = loader.multiprocessing_context
-    return (
-        context if isinstance(context, str) else (context or multiprocessing).get_start_method()
-    ) == "fork"
+    method = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
+    return bool(method == "fork")
 
 
 def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> Any:
@@ -120,9 +122,7 @@ def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> An
         kind = "sampler" if loader.batch_sampler is None else "batch_sampler"
         options[kind] = Endless(getattr(loader, kind)) if lists is None else Recorded(lists)
     with quiet():
-        copied = torch.utils.data.DataLoader(loader.dataset, **options)
-    copied.feedrate_copy = True  # so that the hook knows it from the user's
-    return copied
+        return torch.utils.data.DataLoader(loader.dataset, **options)
 
 
 def start(loader: Any) -> Any:
@@ -131,20 +131,73 @@ def start(loader: Any) -> Any:
         return iter(loader)
 
 
-def unhooked_next(iterator: Any) -> Callable[[Any], Any]:
-    """The iterator's __next__ without the hook around it, nor around the one that it derives from."""
+def unhooked(iterator: Any) -> Any:
+    """A batch without the hook around it, nor around the iterator that it derives from."""
     method: Any = type(iterator).__next__
     while hasattr(method, "__wrapped__"):
         method = method.__wrapped__
+    before, here.taking = here.taking, iterator
+    try:
+        return method(iterator)
+    finally:
+        here.taking = before
 
-    def take(asked: Any) -> Any:
-        before, here.taking = here.taking, asked
+
+def unhooked_lent(iterator: Any) -> Any:
+    """The same of feedrate's Loader: what that calls there (on_bad_sample) is the user's."""
+    with session.scope.lent() if session.scope is not None else contextlib.nullcontext():
+        return unhooked(iterator)
+
+
+class Source:
+    """Where batches come from: an iterator, recorded or not. Workers of a clone are ended by `close`."""
+
+    take: Callable[[Any], Any] = staticmethod(unhooked)
+
+    def __init__(self, loader: Any, iterator: Any = None) -> None:
+        self._loader = loader
+        self.iterator = start(loader) if iterator is None else iterator
+
+    def next(self) -> Any:
+        """A batch, without a record."""
+        return self.take(self.iterator)
+
+    def next_recorded(self) -> Any:
+        return session.loaders.take(self.iterator, self.take)
+
+    def close(self) -> None:
+        shut_down(self._loader, self.iterator)
+
+
+class PackSource(Source):
+    """Batches of the user's Loader, epoch after epoch: behind the guard its state is nobody's any more.
+
+    `again` goes back to where it began, so that the same samples come once more.
+    """
+
+    take = staticmethod(unhooked_lent)
+
+    def __init__(self, loader: Any, iterator: Any) -> None:
+        self._state = copy.deepcopy(loader.state_dict())
+        super().__init__(loader, iterator if len(iterator) else iter(loader))
+
+    def next(self) -> Any:
+        return self._go_on(super().next)
+
+    def next_recorded(self) -> Any:
+        return self._go_on(super().next_recorded)
+
+    def _go_on(self, take: Callable[[], Any]) -> Any:
         try:
-            return method(asked)
-        finally:
-            here.taking = before
+            return take()
+        except StopIteration:
+            self.iterator = iter(self._loader)
+            return take()
 
-    return take
+    def again(self) -> None:
+        self.close()
+        self._loader.load_state_dict(self._state)
+        self.iterator = iter(self._loader)
 
 
 def shut_down(loader: Any, iterator: Any) -> None:
@@ -153,7 +206,10 @@ def shut_down(loader: Any, iterator: Any) -> None:
     Until then it keeps the iterator: torchdata's asks it for its state, and would start workers for another.
     """
     if other_loaders.is_pack_loader(loader):
-        other_loaders.shut_down(iterator)
+        # Its threads would make batches beside what is measured next.
+        end = getattr(iterator, "end", None)
+        if end is not None:
+            end("the doctor feeds this loop now")
         return
     close = getattr(iterator, "_shutdown_workers", None)
     if close is not None:
@@ -170,20 +226,12 @@ def forget_closed(loader: Any) -> None:
         loader._iterator = None
 
 
-def quiet() -> Any:
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
     """Warnings about the number of workers or forks are about ours, not the user's."""
-    context = warnings.catch_warnings()
-    enter = context.__enter__
-
-    class Quiet:
-        def __enter__(self) -> None:
-            enter()
-            warnings.simplefilter("ignore")
-
-        def __exit__(self, *args: Any) -> None:
-            context.__exit__(*args)
-
-    return Quiet()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def prefetched(loader: Any) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the passes over a loader in which no optimizer stepped: validation, testing, inference.
+"""What the training process sees of its loaders: each next(), the making of iterators, whole passes.
 
-What the training process sees of its loaders: each next(), the making of iterators, whole passes.
+Patches torch's DataLoader, what derives from it, feedrate's Loader and DALI's iterators.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections import deque
 from typing import Any
 
 from .. import clock, layout
-from ..session import session
+from ..session import Noted, session
 from ..wrapping import ByIdentity, caller, trail, unseen
-from . import calls, loader_clone, opened_files, other_loaders, prelude, stacks, training
-from .describe import count_samples, describe_batch, describe_loader, describe_torch
-from .device import device
-from .pipeline import describe_form, describe_pipeline, describe_ranges
+from . import describe, loader_clone, opened_files, other_loaders, parts, samples, stacks, training
+from .parts import here
+from .training import device
 
 _MOST_OPEN = 16
 
@@ -37,8 +36,8 @@ class Pass:
         self.is_over = False
 
 
-class Passes:
-    """The passes of this process that are under way."""
+class ValidationPasses:
+    """The passes under way, to find those in which no optimizer stepped: validation, testing, inference."""
 
     def __init__(self) -> None:
         self._open: list[Pass] = []
@@ -147,10 +146,8 @@ class Loaders:
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
         self._iterators_seen = 0
-        self.passes = Passes()
+        self.validation = ValidationPasses()
         self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
-
-    # -- for the session -----------------------------------------------------------------------------------
 
     def loader_of(self, iterator: Any) -> Any:
         known = self._iterators.get(iterator)
@@ -162,7 +159,7 @@ class Loaders:
         return known.loader.name if known is not None and known.loader is not None else None
 
     def note_stats(self, iterator: Any) -> None:
-        """Of feedrate's Loader: a stretch of steps ends here, so note what its stages have done by now."""
+        """Of feedrate's Loader: measured steps end here, so note what its stages have done by now."""
         mine = self._iterators.get(iterator) if session.phase == layout.REAL else None
         if mine is not None and mine.loader is not None and mine.loader.notes is not None:
             mine.loader.notes.write(mine.keeper(), mine.loader.name)
@@ -171,14 +168,12 @@ class Loaders:
         known = self._iterators.get(iterator)
         return list(known.indices) if known is not None else []
 
-    # -- making iterators ----------------------------------------------------------------------------------
-
     def note_made(self, loader: Any) -> None:
         self._makings.put(loader, _Making())
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""
-        prelude.end()
+        parts.end_prelude()
         loader_clone.forget_closed(loader)
         mine = self._iterators.get(getattr(loader, "_iterator", None))
         if mine is not None:
@@ -225,7 +220,7 @@ class Loaders:
             elif is_dali:
                 facts = other_loaders.describe_dali(loader, name, place)
             else:
-                facts = describe_loader(loader, iterator, name, place)
+                facts = describe.describe_loader(loader, iterator, name, place)
             known = self._predecessor(making, facts) if making is not None else None
             if known is not None:
                 session.facts("loader-anew", loader=known.name)
@@ -234,25 +229,19 @@ class Loaders:
                 self._count += 1
                 session.facts("loader", **facts)
                 if self._count == 1 and session.torch is not None:
-                    session.facts("torch", **describe_torch())
+                    session.facts("torch", **describe.describe_torch())
                 if is_of_pack:
                     known.notes = other_loaders.Notes()
                     other_loaders.leave_alone(facts)
                 elif is_dali:
-                    why = f"batches come from {other_loaders.NAME}, which cannot be asked for them in another way"
-                    other_loaders.skip_experiments(why)
+                    other_loaders.skip_experiments(other_loaders.WHY_NO_EXPERIMENTS)
                 else:
-                    self._note_pipeline(loader, iterator, name)
+                    with Noted("pipeline"):  # nothing else of the loader shall be missing for it
+                        session.facts("pipeline", loader=name, **describe.describe_pipeline(loader, iterator))
             if making is not None:
                 self._by_making[self._kind(making, facts)] = known
             self._loaders.put(loader, known)
         return known
-
-    def _note_pipeline(self, loader: Any, iterator: Any, name: str) -> None:
-        try:
-            session.facts("pipeline", loader=name, **describe_pipeline(loader, iterator))
-        except Exception as error:  # nothing else of the loader shall be missing for it
-            session.trouble("pipeline", error)
 
     def _predecessor(self, making: _Making, facts: dict[str, Any]) -> _Loader | None:
         """Return the loader that this one takes the place of: some scripts make one for every epoch.
@@ -268,7 +257,7 @@ class Loaders:
 
     def _begin_pass(self, mine: _Iterator, known: _Loader, start_ns: int) -> None:
         mine.current.is_over = True
-        mine.current = known.current = self.passes.begin(known.number, start_ns)
+        mine.current = known.current = self.validation.begin(known.number, start_ns)
 
     def note_index(self, iterator: Any, index: Any) -> None:
         mine = self._iterator(iterator)
@@ -276,8 +265,6 @@ class Loaders:
         mine.asked += 1
         if not session.is_passive:
             mine.indices.append(index)
-
-    # -- next() --------------------------------------------------------------------------------------------
 
     @unseen
     def next(self, iterator: Any, original: Any) -> Any:
@@ -314,7 +301,7 @@ class Loaders:
             session.begin_step(mine.number)
             is_probed = session.probing
             if is_probed:
-                calls.taken_from(mine.loader.name if mine.loader is not None else None)
+                samples.taken_from(mine.loader.name if mine.loader is not None else None)
                 stacks.start()
             if is_probed or device.arrival is not None:
                 device.wait_begins()
@@ -349,21 +336,24 @@ class Loaders:
         has_grad = _has_grad()
         bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
         back = mine.asked - number  # from the end of the sizes that were kept
-        samples = mine.sizes[-back] if mine.is_indexed and 0 < back <= len(mine.sizes) else -1
-        if samples < 0:
-            samples = count_samples(batch) if known.notes is None else other_loaders.count_samples(batch)
-        session.ring.write(layout.WAIT, known.number, start, *spent, samples, number, bits)
+        count = mine.sizes[-back] if mine.is_indexed and 0 < back <= len(mine.sizes) else -1
+        if count < 0:
+            count = (describe if known.notes is None else other_loaders).count_samples(batch)
+        session.ring.write(layout.WAIT, known.number, start, *spent, count, number, bits)
         if not session.is_passive:
             self._last_batch = (batch, start + spent[0])
-        self.passes.waited(mine.current, start, has_grad)
+        self.validation.waited(mine.current, start, has_grad)
         if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
-            tensors = describe_batch(batch) if known.notes is None else other_loaders.describe_batch(batch)
+            find = describe.tensors_of if known.notes is None else other_loaders.arrays_of
+            tensors = describe.describe_arrays(find(batch))
             if tensors not in known.batch_facts:
                 known.batch_facts.append(tensors)
-                place = caller()
+                ranges: list[Any] = []
+                with Noted("ranges"):  # the shapes shall not be missing for it
+                    ranges = describe.describe_ranges(batch)
                 session.facts(
-                    "batch", loader=known.name, tensors=tensors, samples=samples, asked_at=place,
-                    form=describe_form(batch), ranges=_ranges(batch),
+                    "batch", loader=known.name, tensors=tensors, samples=count, asked_at=caller(),
+                    form=describe.describe_form(batch), ranges=ranges,
                 )  # fmt: skip
         if known.notes is not None and session.phase == layout.REAL:
             known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
@@ -372,7 +362,7 @@ class Loaders:
         mine = self._iterator(iterator)
         if mine.loader is None:
             # Made past DataLoader.__iter__ (fastai does): the iterator stands for its loader.
-            prelude.end()
+            parts.end_prelude()
             session.become("main")
             mine.loader = self._know(iterator, iterator)
             self._begin_pass(mine, mine.loader, start_ns)
@@ -384,18 +374,10 @@ class Loaders:
             mine, known = self._known(iterator, start)
             bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * _has_grad()
             session.ring.write(layout.WAIT, known.number, start, end - start, 0, 0, -1, mine.taken, bits)
-            self.passes.ended(mine.current, end)
+            self.validation.ended(mine.current, end)
             self.note_stats(iterator)
         except Exception as error:
             session.trouble("next", error)
-
-
-def _ranges(batch: Any) -> list[Any]:
-    try:
-        return describe_ranges(batch)
-    except Exception as error:  # the shapes shall not be missing for it
-        session.trouble("ranges", error)
-        return []
 
 
 def _has_grad() -> bool:
@@ -408,3 +390,98 @@ session.loaders = loaders
 
 def after_fork() -> None:
     loaders.__init__()  # type: ignore[misc]
+
+
+def _made_by(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        with Noted("DataLoader"):
+            loaders.note_made(self)
+
+    return __init__
+
+
+def _iterated(original: Any) -> Any:
+    def __iter__(self: Any) -> Any:
+        if session.is_worker or here.is_fetching:
+            return original(self)
+        start = clock.read()
+        with Noted("iter"):
+            loaders.begin_iterator(self)
+        iterator = original(self)
+        with Noted("iter"):
+            loaders.made(self, iterator, start)
+        return iterator
+
+    return __iter__
+
+
+def _next(original: Any) -> Any:
+    def __next__(self: Any) -> Any:
+        # `taking`: a derived iterator, whose own __next__ we are in, asks torch's; one batch is one record.
+        if session.is_worker or here.is_fetching or here.taking is self:
+            return original(self)
+        return loaders.next(self, original)
+
+    return __next__
+
+
+def _indexed(original: Any) -> Any:
+    def _next_index(self: Any) -> Any:
+        if session.scope is None:
+            index = original(self)
+        else:
+            with session.scope.lent():
+                index = original(self)
+        try:
+            if not session.is_worker and not here.is_fetching:
+                loaders.note_index(self, index)
+        except Exception as error:
+            session.trouble("next_index", error)
+        return index
+
+    return _next_index
+
+
+def _pinned(original: Any) -> Any:
+    def pin_memory(*args: Any, **kwargs: Any) -> Any:
+        if here.is_pinning or not session.probing:
+            return original(*args, **kwargs)
+        here.is_pinning = True
+        start = clock.read()
+        try:
+            data = original(*args, **kwargs)
+        finally:
+            here.is_pinning = False
+        with Noted("pin_memory"):
+            wall, cpu, queue = clock.since(start)
+            size = sum(t.numel() * t.element_size() for t in describe.tensors_of(data))
+            session.ring.write(layout.PIN, 0, start[0], wall, cpu, queue, size)
+        return data
+
+    return pin_memory
+
+
+PATCHES: dict[str, Any] = {
+    "torch.utils.data.dataloader": [
+        ("_BaseDataLoaderIter.__next__", _next),
+        ("_BaseDataLoaderIter._next_index", _indexed),
+        ("DataLoader.__iter__", _iterated),
+        ("DataLoader.__init__", _made_by),
+    ],
+    # Its iterators derive from torch's, its own __iter__ makes them.
+    "torchdata.stateful_dataloader.stateful_dataloader": [
+        ("StatefulDataLoader.__iter__", _iterated),
+        ("StatefulDataLoader.__init__", _made_by),
+    ],
+    "torch.utils.data._utils.pin_memory": [("pin_memory", _pinned)],
+    "feedrate.loader.loader": [("Loader.__init__", _made_by), ("Loader.__iter__", _iterated)],
+    "feedrate.loader.iteration": [("LoaderIterator.__next__", _next)],
+    other_loaders.DALI: [
+        (f"{kind}.{name}", make)
+        for kind in other_loaders.CLASSES
+        for name, make in (
+            ("__init__", other_loaders.made_unseen), ("__iter__", _iterated), ("__next__", _next),
+        )
+    ],
+}  # fmt: skip

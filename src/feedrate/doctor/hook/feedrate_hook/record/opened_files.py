@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes which files are opened: for reading inside a fetch, for writing in the training process.
-
-Times what the training process writes: checkpoints, figures, tables. In every step: they are rare.
+"""Which files are opened, for reading inside a fetch and for writing in the training process; and how long
+it takes to write checkpoints, figures, tables: in every step, since they are rare.
 """
 
 from __future__ import annotations
@@ -11,22 +10,13 @@ import sys
 from typing import Any, ClassVar
 
 from .. import clock, layout, wrapping
-from ..session import session
+from ..session import Noted, session
 from ..wrapping import caller, get_ident, install, is_user
 from .parts import here, open_fetches
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _SYSTEM = ("/proc/", "/dev/", "/sys/", "/usr/lib", "/lib", "/memfd:", "/SYSV")
-_PROGRAM = (
-    ".py",
-    ".pyc",
-    ".pyi",
-    ".so",
-    " (deleted)",
-    "locale-archive",
-    "gconv-modules.cache",
-    ".pth",
-)
+_PROGRAM = (".py", ".pyc", ".pyi", ".so", " (deleted)", "locale-archive", "gconv-modules.cache", ".pth")
 
 
 class _Seen:
@@ -65,18 +55,13 @@ def note_created(path: str) -> None:
     """The training process writes a file."""
     if path in _Seen.created or len(_Seen.created) >= layout.OPENED_PATHS:
         return
-    if (
-        path.startswith(_SYSTEM)
-        or path.startswith(session.run)
-        or path.endswith(".pyc")
-        or "__pycache__" in path
-    ):
+    if path.startswith((*_SYSTEM, session.run)) or path.endswith(".pyc") or "__pycache__" in path:
         return
     _Seen.created.add(path)
     session.ring.write(layout.CREATED, session.ring.name(os.path.abspath(path)), clock.wall_ns(), 0)
 
 
-def record_held() -> None:
+def record_open() -> None:
     """Record the data files that are open or mapped already: HDF5, LMDB and memory maps are opened early."""
     paths = set()
     try:
@@ -90,8 +75,8 @@ def record_held() -> None:
             paths.update(line.split(maxsplit=5)[5].rstrip("\n") for line in file if "/" in line)
     except (OSError, IndexError):
         pass
-    held = [path for path in paths if _is_data(path) and os.path.isfile(path)]
-    record_opened(sorted(held), clock.wall_ns())
+    data = [path for path in paths if _is_data(path) and os.path.isfile(path)]
+    record_opened(sorted(data), clock.wall_ns())
 
 
 def _is_for_reading(descriptor: str) -> bool:
@@ -153,44 +138,28 @@ def _timed(kind: int, name: str) -> Any:
             if session.role != "main" or here.is_saving or here.is_fetching:
                 return original(*args, **kwargs)
             here.is_saving = True
-            _note_path(args)
+            with Noted("save"):
+                for argument in args[:2]:  # some savers open their file where Python does not see it
+                    if isinstance(argument, str) or hasattr(argument, "__fspath__"):
+                        note_created(os.fspath(argument))
             start = clock.read()
             try:
                 return original(*args, **kwargs)
             finally:
                 here.is_saving = False
-                _record(kind, name, start)
+                with Noted("save"):
+                    spent = clock.since(start)
+                    session.ring.write(kind, session.ring.name(f"{name} {caller()}"), start[0], *spent)
 
         return save
 
     return make
 
 
-def _note_path(args: Any) -> None:
-    """Some savers open their file where Python does not see it."""
-    try:
-        for argument in args[:2]:
-            if isinstance(argument, str) or hasattr(argument, "__fspath__"):
-                note_created(os.fspath(argument))
-    except Exception as error:
-        session.trouble("save", error)
-
-
-def _record(kind: int, name: str, start: clock.Reading) -> None:
-    try:
-        wall, cpu, queue = clock.since(start)
-        number = session.ring.name(f"{name} {caller(3)}")
-        session.ring.write(kind, number, start[0], wall, cpu, queue)
-    except Exception as error:
-        session.trouble("save", error)
-
-
 def patch_savers(module: Any) -> None:
     """A module with known savers has been imported."""
     for kind, table in ((layout.SAVE, SAVERS), (layout.WRITE, WRITERS)):
         for path in table.get(module.__name__, ()):
-            try:
+            with Noted(f"patch {module.__name__}.{path}"):
                 top = module.__name__.split(".")[0]
                 install(module, path, _timed(kind, f"{top}.{path.split('.')[-1]}"))
-            except Exception as error:
-                session.trouble(f"patch {module.__name__}.{path}", error)

@@ -1,46 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""feedrate's own Loader: what it is, and what its stages did so far.
+"""Loaders that are no DataLoader: feedrate's own, and NVIDIA DALI's iterators.
 
-Its iterators are watched as a DataLoader's are (loader.py, loaders.py). It makes batches in threads of this
+Their iterators are watched as a DataLoader's are (loaders.py). feedrate's makes batches in threads of this
 process, so there are no fetches to record: `stats()`, noted now and then, says where its time went. The
-script's feedrate may be another one than the doctor's; what it does not tell is None.
-
-NVIDIA DALI's iterators: loaders that are no DataLoader. Their waits are seen, their stages are not.
-
-An iterator of DALI is its own loader; its pipelines read, decode and augment in threads of their own and on
-the GPU, in code that Python never enters.
+script's feedrate may be another one than the doctor's; what it does not tell is None. An iterator of DALI is
+its own loader; its pipelines read, decode and augment in code that Python never enters: their waits are seen,
+their stages are not.
 """
 
 from __future__ import annotations
 
-import copy
 import gc
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from .. import layout
-from ..session import session
+from ..session import Noted, session
 from ..wrapping import name_of
+from .describe import leaves_in, usual_size
 from .parts import here
 
 CLASS = "feedrate.Loader"
 _FRAMEWORKS = {"feedrate.tensorflow": "TensorFlow", "feedrate.jax": "JAX"}
 _DEEPEST = 12  # frames between iter() and the adapter that called it
 _MOST_NOTES = 300
-_MOST_ARRAYS = 32
-
-
-class FoundLoader:
-    loader: ClassVar[Any] = None  # the class, once it is imported
 
 
 def is_pack_loader(loader: Any) -> bool:
-    return FoundLoader.loader is not None and isinstance(loader, FoundLoader.loader)
+    kind = _loader_class()
+    return kind is not None and isinstance(loader, kind)
 
 
-# -- what it is --------------------------------------------------------------------------------------------
+def _loader_class() -> Any:
+    """Return the class of the script's feedrate; None: it is not imported."""
+    return getattr(sys.modules.get("feedrate.loader.loader"), "Loader", None)
 
 
 def describe_pack_loader(loader: Any, name: str, made_at: str) -> dict[str, Any]:
@@ -55,9 +49,7 @@ def describe_pack_loader(loader: Any, name: str, made_at: str) -> dict[str, Any]
         "made_at": made_at,
         "dataset": "feedrate pack",
         "dataset_len": _count(pack, getattr(loader, "_subset", None)),
-        "batch_size": getattr(options, "batch_size", None),
-        "drop_last": getattr(options, "drop_last", None),
-        "shuffle": getattr(options, "shuffle", None),
+        **{name: getattr(options, name, None) for name in ("batch_size", "drop_last", "shuffle", "scratch")},
         "num_workers": 0,
         "iterable": False,
         "threads": getattr(loader, "_threads", None),
@@ -65,7 +57,6 @@ def describe_pack_loader(loader: Any, name: str, made_at: str) -> dict[str, Any]
         "prefetch": getattr(loader, "_prefetch", None),
         "pack": getattr(pack, "name", None),
         "remote": is_fetching(loader),
-        "scratch": getattr(options, "scratch", None),
         "cache": None if cache is None else repr(cache),
         "device": None if device is None else str(device),
         "output": getattr(loader, "output", None),
@@ -91,14 +82,11 @@ def is_fetching(loader: Any) -> bool:
 def _find_framework() -> str | None:
     """Return the framework whose adapter is about to iterate the loader; None: the user's own code is."""
     frame: Any = sys._getframe(1)
-    for _ in range(_DEEPEST):
-        if frame is None:
-            return None
+    framework, deep = None, 0
+    while frame is not None and framework is None and deep < _DEEPEST:
         framework = _FRAMEWORKS.get(frame.f_globals.get("__name__", ""))
-        if framework is not None:
-            return framework
-        frame = frame.f_back
-    return None
+        frame, deep = frame.f_back, deep + 1
+    return framework
 
 
 def leave_alone(facts: dict[str, Any]) -> None:
@@ -115,9 +103,6 @@ def skip_experiments(why: str) -> None:
         session.is_passive = True
         for phase in range(layout.DRAIN, len(layout.PHASES)):
             session.facts("skipped", phase=phase, why=why)
-
-
-# -- what its stages did -----------------------------------------------------------------------------------
 
 
 class Notes:
@@ -141,10 +126,8 @@ class Notes:
         if loader is None or self._written >= _MOST_NOTES:
             return
         self._written += 1
-        try:
+        with Noted("stats"):
             session.facts("loader-stats", loader=name, taken=self.taken, **read_stats(loader))
-        except Exception as error:
-            session.trouble("stats", error)
 
 
 def read_stats(loader: Any) -> dict[str, Any]:
@@ -166,143 +149,49 @@ def read_stats(loader: Any) -> dict[str, Any]:
     return fact
 
 
-# -- its batches -------------------------------------------------------------------------------------------
-
-
-def arrays_of(batch: Any, found: list[Any] | None = None, depth: int = 0) -> list[Any]:
+def arrays_of(batch: Any) -> list[Any]:
     """Return the tensors and arrays of a batch, of torch or numpy."""
-    found = [] if found is None else found
-    if depth > 4 or len(found) >= _MOST_ARRAYS:
-        return found
-    if hasattr(batch, "shape") and hasattr(batch, "dtype"):
-        found.append(batch)
-    elif isinstance(batch, (list, tuple)):
-        for element in batch[:_MOST_ARRAYS]:
-            arrays_of(element, found, depth + 1)
-    elif isinstance(batch, Mapping):
-        for element in list(batch.values())[:_MOST_ARRAYS]:
-            arrays_of(element, found, depth + 1)
-    return found
+    return leaves_in(batch, lambda thing: hasattr(thing, "shape") and hasattr(thing, "dtype"))
 
 
 def count_samples(batch: Any) -> int:
     """Return how many samples a batch holds: the first dimension of its arrays, or the length of a column."""
-    sizes = [int(array.shape[0]) for array in arrays_of(batch) if len(array.shape)]
-    if sizes:
-        return max(set(sizes), key=sizes.count)
     column = batch[0] if isinstance(batch, tuple) and batch else batch
-    return len(column) if isinstance(column, (list, tuple)) else 1
-
-
-def describe_batch(batch: Any) -> list[dict[str, Any]]:
-    torch = session.torch
-    cuda = torch is not None and torch.cuda.is_initialized()
-    described = []
-    for array in arrays_of(batch):
-        is_tensor = torch is not None and isinstance(array, torch.Tensor)
-        described.append(
-            {
-                "shape": list(array.shape),
-                "dtype": str(array.dtype).replace("torch.", ""),
-                "bytes": array.numel() * array.element_size() if is_tensor else int(array.nbytes),
-                "pinned": bool(is_tensor and cuda and array.device.type == "cpu" and array.is_pinned()),
-                "device": str(array.device) if is_tensor else "cpu",
-            }
-        )
-    return described
-
-
-# -- for the experiments -----------------------------------------------------------------------------------
-
-
-class PackSource:
-    """Batches of the user's Loader, epoch after epoch: behind the guard its state is nobody's any more.
-
-    `again` goes back to where it began, so that the same samples come once more.
-    """
-
-    def __init__(self, loader: Any, iterator: Any) -> None:
-        self._loader = loader
-        self._state = copy.deepcopy(loader.state_dict())
-        self.iterator = iterator if len(iterator) else iter(loader)
-
-    def next(self) -> Any:
-        """A batch, without a record."""
-        return self._next(unhooked)
-
-    def next_recorded(self) -> Any:
-        return self._next(lambda iterator: session.loaders.take(iterator, unhooked))
-
-    def _next(self, take: Any) -> Any:
-        try:
-            return take(self.iterator)
-        except StopIteration:
-            self.iterator = iter(self._loader)
-            return take(self.iterator)
-
-    def again(self) -> None:
-        self.close()
-        self._loader.load_state_dict(self._state)
-        self.iterator = iter(self._loader)
-
-    def close(self) -> None:
-        shut_down(self.iterator)
-
-
-def unhooked(iterator: Any) -> Any:
-    """A batch without the hook around it. What the loader calls there (on_bad_sample) is the user's."""
-    method: Any = type(iterator).__next__
-    while hasattr(method, "__wrapped__"):
-        method = method.__wrapped__
-    before, here.taking = here.taking, iterator
-    try:
-        if session.scope is None:
-            return method(iterator)
-        with session.scope.lent():
-            return method(iterator)
-    finally:
-        here.taking = before
+    size = usual_size(arrays_of(batch))
+    return size if size is not None else len(column) if isinstance(column, (list, tuple)) else 1
 
 
 def close_fetching() -> None:
     """The process ends without its usual exit: let loaders of remote packs remove their temporary folders."""
-    if FoundLoader.loader is None:
-        return
-    for thing in gc.get_objects():
+    kind = _loader_class()
+    for thing in gc.get_objects() if kind is not None else ():
         # type(), not isinstance(): lazy proxies answer __class__ by running code.
-        if issubclass(type(thing), FoundLoader.loader) and is_fetching(thing):
+        if issubclass(type(thing), kind) and is_fetching(thing):
             thing.close()
 
 
-def shut_down(iterator: Any) -> None:
-    """Let the threads of an iteration end: they would make batches beside what is measured next."""
-    end = getattr(iterator, "end", None)
-    if end is not None:
-        end("the doctor feeds this loop now")
-
-
+DALI = "nvidia.dali.plugin.pytorch"
 NAME = "DALI"
+WHY_NO_EXPERIMENTS = f"batches come from {NAME}, which cannot be asked for them in another way"
 CLASSES = ("DALIGenericIterator", "DALIRaggedIterator")  # others, as for classification, derive from these
 
 
-class FoundDali:
-    classes: ClassVar[tuple[Any, ...]] = ()  # once they are imported
-
-
 def is_dali(loader: Any) -> bool:
-    return bool(FoundDali.classes) and isinstance(loader, FoundDali.classes)
+    module = sys.modules.get(DALI)
+    kinds = tuple(getattr(module, name) for name in CLASSES if hasattr(module, name))
+    return isinstance(loader, kinds)
 
 
 def describe_dali(loader: Any, name: str, made_at: str) -> dict[str, Any]:
     """Return the facts of an iterator, under the names of a DataLoader's where there are such."""
-    pipelines = getattr(loader, "_pipes", None) or [None]
+    pipelines, size = getattr(loader, "_pipes", None) or [None], getattr(loader, "_size", None)
     return {
         "loader": name,
         "class": type(loader).__name__,
         "made_at": made_at,
         "opaque": NAME,
         "dataset": "DALI pipeline",
-        "dataset_len": _positive(getattr(loader, "_size", None)),
+        "dataset_len": size if isinstance(size, int) and size > 0 else None,
         "batch_size": getattr(loader, "batch_size", None),
         "num_workers": 0,
         "iterable": True,
@@ -310,10 +199,6 @@ def describe_dali(loader: Any, name: str, made_at: str) -> dict[str, Any]:
         "pipeline_threads": getattr(pipelines[0], "num_threads", None),
         "prefetch": _queue_depth(pipelines[0]),
     }
-
-
-def _positive(size: Any) -> int | None:
-    return size if isinstance(size, int) and size > 0 else None
 
 
 def _queue_depth(pipeline: Any) -> int | None:
@@ -331,9 +216,7 @@ def made_unseen(original: Any) -> Any:
             original(self, *args, **kwargs)
         finally:
             here.taking = before
-        try:
+        with Noted("DALI"):
             session.loaders.note_made(self)
-        except Exception as error:
-            session.trouble("DALI", error)
 
     return __init__

@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The named parts of a fetch: each moment of it belongs to the innermost part that is open, or to none."""
+"""The named parts of a fetch: each moment of it belongs to the innermost part that is open, or to none.
+
+So does each moment of the prelude, what the script's first thread reads and decodes before it asks for a
+batch: a dataset that loads all of its samples when it is made keeps the training from beginning.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import clock
-from ..session import session
-from ..wrapping import get_ident, install, unseen
-from . import calls
+from ..session import Noted, session
+from ..wrapping import caller, get_ident, install, unseen
+from . import samples
 
 _HEAP_TYPE, _IMMUTABLE = 1 << 9, 1 << 8  # of a type's flags; the second came with Python 3.10
 
@@ -21,20 +26,9 @@ class Fetch:
 
     times_steps = True  # each transform of a Compose by its name, too
     __slots__ = (
-        "_cpu",
-        "_kinds",
-        "_queue",
-        "_rest",
-        "_slack",
-        "_stack",
-        "_top",
-        "_wall",
-        "events",
-        "io",
-        "opened",
-        "opening_ns",
-        "times",
-    )
+        "_cpu", "_kinds", "_queue", "_rest", "_slack", "_stack", "_top", "_wall",
+        "events", "io", "opened", "opening_ns", "times",
+    )  # fmt: skip
 
     def __init__(self, start: clock.Reading, io: tuple[int, int, int] = (0, 0, 0)) -> None:
         self._wall, self._cpu, self._queue = start
@@ -105,23 +99,30 @@ class Here(threading.local):
 here = Here()
 
 
-def timed(name: str, takes_path: bool = False, holds_parts: bool = False) -> Callable[[Any], Any]:
+def timed(
+    name: str = "",
+    choose: Callable[[Any, Any], str | None] | None = None,
+    takes_path: bool = False,
+    holds_parts: bool = False,
+) -> Callable[[Any], Any]:
     """Return what makes a wrapper that times a function as a part of the fetch.
 
+    `choose` names it by its arguments, where that depends on them; None: this call is not timed.
     `holds_parts`: parts of the same kind inside of it are timed by their own names.
     """
     kind = name if holds_parts else name.partition(":")[0]
-    function = name.partition(":")[2]
-    is_noted = function.startswith("PIL")
 
     def make(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             fetch = open_fetches.get(get_ident()) if open_fetches else None
-            if fetch is None or not fetch.enter(kind, name):
+            if fetch is None:
+                return original(*args, **kwargs)
+            part = choose(args, kwargs) if choose is not None else name
+            if part is None or not fetch.enter(kind or part.partition(":")[0], part):
                 return original(*args, **kwargs)
             try:
-                if is_noted and calls.Calls.is_open:
-                    calls.note_call(function, args, kwargs)
+                if samples.Calls.is_open and ":PIL." in part:
+                    samples.note_call(part.partition(":")[2].replace("crop+", ""), args, kwargs)
                 if takes_path and args and isinstance(args[0], str):
                     fetch.opened.append(args[0])
                 return original(*args, **kwargs)
@@ -131,6 +132,22 @@ def timed(name: str, takes_path: bool = False, holds_parts: bool = False) -> Cal
         return wrapper
 
     return make
+
+
+def name_resize(args: Any, kwargs: Any) -> str:
+    """Pillow's resize takes a box, too: it crops on the way, as RandomResizedCrop does."""
+    has_box = kwargs.get("box", args[3] if len(args) > 3 else None) is not None
+    return "transform:PIL.crop+resize" if has_box else "transform:PIL.resize"
+
+
+def name_load(args: Any, _kwargs: Any) -> str | None:
+    """Pillow decodes in load(), which it calls before each operation: only the first call has work to do."""
+    return "decode:PIL" if getattr(args[0], "tile", True) else None
+
+
+def name_of_class(args: Any, _kwargs: Any) -> str:
+    """Of a method, the name of its object's class: `transform:RandomCrop`."""
+    return f"transform:{type(args[0]).__name__}"
 
 
 def timed_generator(name: str) -> Callable[[Any], Any]:
@@ -165,56 +182,6 @@ def _timed_values(made: Any, kind: str, name: str) -> Any:
         made.close()
 
 
-def timed_resize(original: Any) -> Any:
-    """Pillow's resize takes a box, too: it crops on the way, as RandomResizedCrop does."""
-
-    def resize(*args: Any, **kwargs: Any) -> Any:
-        fetch = open_fetches.get(get_ident()) if open_fetches else None
-        if fetch is None:
-            return original(*args, **kwargs)
-        has_box = kwargs.get("box", args[3] if len(args) > 3 else None) is not None
-        if not fetch.enter("transform", "transform:PIL.crop+resize" if has_box else "transform:PIL.resize"):
-            return original(*args, **kwargs)
-        try:
-            if calls.Calls.is_open:
-                calls.note_call("PIL.resize", args, kwargs)
-            return original(*args, **kwargs)
-        finally:
-            fetch.leave()
-
-    return resize
-
-
-def timed_load(original: Any) -> Any:
-    """Pillow decodes in load(), which it calls before each operation: only the first call has work to do."""
-
-    def load(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fetch = open_fetches.get(get_ident()) if open_fetches else None
-        if fetch is None or not getattr(self, "tile", True) or not fetch.enter("decode", "decode:PIL"):
-            return original(self, *args, **kwargs)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            fetch.leave()
-
-    return load
-
-
-def timed_by_class(original: Any) -> Any:
-    """Time a method under the name of its object's class: `transform:RandomCrop`."""
-
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fetch = open_fetches.get(get_ident()) if open_fetches else None
-        if fetch is None or not fetch.enter("transform", f"transform:{type(self).__name__}"):
-            return original(self, *args, **kwargs)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            fetch.leave()
-
-    return wrapper
-
-
 class _Steps:
     """Stands in for a Compose while it runs: its transforms are timed, everything else is its own."""
 
@@ -239,16 +206,12 @@ def _time_step(step: Any, fetch: Fetch) -> Any:
         finally:
             fetch.leave()
 
-    return _unseen_step(call)
-
-
-def _unseen_step(function: Any) -> Any:
     # Replacing a code object costs a microsecond or two; all of these share one.
     global _step_code
     if _step_code is None:
-        _step_code = unseen(function).__code__
-    function.__code__ = _step_code
-    return function
+        _step_code = unseen(call).__code__
+    call.__code__ = _step_code
+    return call
 
 
 _step_code: Any = None
@@ -291,19 +254,16 @@ def patch_parts(module: Any, entries: list[tuple[str, Any]]) -> None:
     """Install a module's entries of the catalogue: (attribute, part name or maker of the wrapper)."""
     is_patched = False
     for path, part in entries:
-        make = part if callable(part) else _timed_as(part)
-        try:
+        if callable(part):
+            make = part
+        else:
+            make = timed(part.rstrip("@+"), takes_path=part.endswith("@"), holds_parts=part.endswith("+"))
+        with Noted(f"patch {module.__name__}.{path}"):
             if _can_be_patched(module, path) and install(module, path, make):
                 is_patched = True
                 _note_method(module, path)
-        except Exception as error:
-            session.trouble(f"patch {module.__name__}.{path}", error)
     if is_patched:
         session.facts("patched", module=module.__name__)
-
-
-def _timed_as(part: str) -> Callable[[Any], Any]:
-    return timed(part.rstrip("@+"), takes_path=part.endswith("@"), holds_parts=part.endswith("+"))
 
 
 def _can_be_patched(module: Any, path: str) -> bool:
@@ -323,3 +283,83 @@ def _note_method(module: Any, path: str) -> None:
         _Methods.found.append((owner, name, original, wrapper))
         if not _Methods.are_wrapped:
             setattr(owner, name, original)
+
+
+_ALL_OF = 2000  # calls that are all timed
+_THEN_EVERY = 16
+_MOST_PARTS = 20
+_KINDS = ("read", "decode")
+
+
+class Prelude(Fetch):
+    """From the start of the program to its first loader's iterator.
+
+    There may be millions of parts, so of each only the first calls are all timed, and later ones now and
+    then: their number says what the others took.
+    """
+
+    times_steps = False
+    __slots__ = ("_calls", "_inner", "_places", "began", "thread")
+
+    def __init__(self) -> None:
+        self.began = clock.read()
+        super().__init__(self.began)
+        self.thread = get_ident()
+        self._calls: dict[str, int] = {}
+        self._inner: set[str] = set()  # called by others of their kind, which have their time
+        self._places: dict[str, str] = {}
+        self.opened = deque(maxlen=1)  # type: ignore[assignment]  # which files these are is not asked
+
+    def enter(self, kind: str, name: str) -> bool:
+        if not name.startswith(_KINDS) or name in self._inner:
+            return False
+        calls = self._calls.get(name, 0) + 1
+        self._calls[name] = calls
+        if calls > _ALL_OF and calls % _THEN_EVERY:
+            return False
+        if not super().enter(kind, name):
+            # Where the outer one is left untimed later, this one would be taken for another.
+            self._inner.add(name)
+            return False
+        if calls == 1:
+            self._places[name] = caller()
+        return True
+
+    def described_parts(self) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        for name, (wall, cpu, _, timed) in self.times.items():
+            calls = self._calls[name] if name not in self._inner else timed
+            scale = calls / timed
+            parts.append(
+                {
+                    "name": name,
+                    "wall_ns": round(wall * scale),
+                    "cpu_ns": round(cpu * scale),
+                    "calls": calls,
+                    "place": self._places.get(name, ""),
+                }
+            )
+        return sorted(parts, key=lambda part: -part["wall_ns"])[:_MOST_PARTS]
+
+
+class _Now:
+    prelude: Prelude | None = None  # of this process, while it lasts
+
+
+def begin_prelude() -> None:
+    prelude = _Now.prelude = Prelude()
+    open_fetches[prelude.thread] = prelude
+
+
+def end_prelude(is_forgotten: bool = False) -> None:
+    """A loader's iterator is made, or asked.
+
+    `is_forgotten`: what a worker does before its first batch is not what the training waits for alone.
+    """
+    prelude, _Now.prelude = _Now.prelude, None
+    if prelude is None or open_fetches.get(prelude.thread) is not prelude:
+        return
+    del open_fetches[prelude.thread]
+    if not is_forgotten:
+        wall, cpu, _ = clock.since(prelude.began)
+        session.facts("before-loop", wall_ns=wall, cpu_ns=cpu, parts=prelude.described_parts())

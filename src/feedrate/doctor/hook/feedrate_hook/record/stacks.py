@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from .. import clock, layout
 from ..session import session
 from ..wrapping import is_hook, is_internal, is_user
-from .draws import Sample, random_states
+from .samples import Sample, random_states
 from .training import training
 
 _GIVES_WAY_AFTER_S = 0.001
@@ -30,7 +30,7 @@ _MOST_STACKS = 20_000
 _ENOUGH_UNDRAWN = 3
 # Every second look is one inside a sample that notes its random states; later, when that is known, few are.
 _OFTEN, _SELDOM = 2, 16
-_MANY_TURNS = 500
+_MANY_LOOKS = 500
 _LONGER_PAUSE = 4
 
 
@@ -100,8 +100,8 @@ def _run(done: Any, period_s: float) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), _GIVES_WAY_AFTER_S))
         while not _Looker.stopping:
             _Looker.turn += 1
-            is_later = _Looker.turn > _MANY_TURNS
-            pause_s = period_s * (_LONGER_PAUSE if is_later and session.turns.are_short else 1)
+            is_later = _Looker.turn > _MANY_LOOKS
+            pause_s = period_s * (_LONGER_PAUSE if is_later and session.schedule.are_short else 1)
             until = time.perf_counter() + pause_s * (0.5 + _random())
             if _Looker.turn % (_SELDOM if is_later else _OFTEN) == 1 and session.probing:
                 Sample.is_wanted = True  # until a sample begins

@@ -1,29 +1,132 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times what passes between host and device, and calls that wait for the device. On once CUDA is in use.
+"""Times forward, backward and optimizer in the thread that trains, what passes between host and device, and
+calls that wait for the device; says what is trained.
 
-Times forward, backward and optimizer in the thread that trains, and says what is trained.
+The device's own clock: an event that is recorded when a wait begins is passed when the work queued before it
+is done; one that is recorded when the wait ends is passed at that moment or later. Between the two the device
+had nothing to do. All that is on once CUDA is in use.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from typing import Any
 
 from .. import clock, layout
-from ..session import session
+from ..session import Noted, session
 from ..wrapping import caller, get_ident, hide_from_compiler, install, is_user, name_of, unseen
 from .describe import describe_autocast, describe_module
-from .device import device
+
+_MOST_PENDING = 64
+
+
+class Device(Noted):
+    """Events of this process's current device. Off until CUDA is in use, and again after any error in it."""
+
+    def __init__(self) -> None:
+        super().__init__("device events")
+        self._is_off = False
+        self._of_parents: Any = None
+        self._pool: list[Any] = []
+        self._pending: deque[tuple[Any, ...]] = deque()
+        self._entry: Any = None
+        # The last probed batch's event; then the time its wait ended, its phase, its first forward.
+        self.arrival: Any = None
+        self._arrival_ns = 0
+        self._arrival_phase = 0
+        self._forward: Any = None
+        self._forward_end: Any = None
+
+    def after_fork(self) -> None:
+        """Begin anew in a child, and keep the parent's events: to free one there would end the child."""
+        events = (self._entry, self.arrival, self._forward, self._forward_end)
+        kept = (self._pool, self._pending, events, self._of_parents)
+        self.__init__()  # type: ignore[misc]
+        self._of_parents = kept
+
+    def is_used(self) -> bool:
+        torch = session.torch
+        return not self._is_off and torch is not None and torch.cuda.is_initialized()
+
+    def wait_begins(self) -> None:
+        self._entry = None
+        if not self.is_used() or (not session.probing and self.arrival is None):
+            return
+        with self:
+            entry = self._record()
+            if self.arrival is not None:
+                events = self.arrival, entry, self._forward, self._forward_end
+                self._pending.append((layout.DEVICE, self._arrival_phase, self._arrival_ns, *events))
+                self.arrival = self._forward = self._forward_end = None
+            self._entry = entry
+
+    def wait_ends(self, start_ns: int, end_ns: int) -> None:
+        if self._entry is None or not session.probing:
+            return
+        with self:
+            self.arrival = self._record()
+            self._arrival_ns = end_ns
+            self._arrival_phase = session.phase
+            events = self._entry, self.arrival, None, None
+            self._pending.append((layout.EXPOSED, session.phase, start_ns, *events))
+            self._collect()
+
+    def forward_begins(self) -> None:
+        if self.arrival is not None and self._forward is None:
+            with self:
+                self._forward = self._record_in_model()
+
+    def forward_ends(self) -> None:
+        if self._forward is not None and self._forward_end is None:
+            with self:
+                self._forward_end = self._record_in_model()
+
+    def _record_in_model(self) -> Any:
+        return None if session.torch.cuda.is_current_stream_capturing() else self._record()
+
+    def _record(self) -> Any:
+        event = self._pool.pop() if self._pool else session.torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def collect(self) -> None:
+        """Read the events that the device has passed."""
+        if self.is_used():
+            with self:
+                self._collect()
+
+    def _collect(self) -> None:
+        pending = self._pending
+        while pending and pending[0][4].query():
+            kind, phase, start_ns, first, last, forward, forward_end = pending.popleft()
+            wall = round(first.elapsed_time(last) * 1e6)
+            before = round(first.elapsed_time(forward) * 1e6) if forward is not None else 0
+            inside = round(forward.elapsed_time(forward_end) * 1e6) if forward_end is not None else 0
+            idle = -1 if kind == layout.DEVICE else 0
+            session.ring.write(kind, 0, start_ns, wall, a=before, b=idle, c=inside, phase=phase)
+            # In this order nobody needs `first` any more: a wait's entry was the end of the step before it.
+            self._pool += [event for event in (first, forward, forward_end) if event is not None]
+        while len(pending) > _MOST_PENDING:
+            pending.popleft()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        is_noted = super().__exit__(kind, error, trace)
+        if is_noted:
+            self._is_off = True
+            self._pending.clear()
+        return is_noted
+
+
+device = Device()
+
 
 # Calls that hand a value of a device tensor to Python, so that Python waits for the device.
 _READING = "item tolist __bool__ __float__ __int__ __index__ __complex__ nonzero masked_select"
-
-
 # A loop that calls .item() for every sample would be slowed by the clocks: of many calls in one step, the
 # first are timed, and then fewer and fewer that stand for those before them.
 _FIRST_CALLS, _FURTHER_CALLS = 8, 8
 _FURTHER_STAND_FOR, _LATER_STAND_FOR = 4, 64
-
 
 _texts: dict[Any, str] = {}  # that name the places which wait, by call, code and line
 
@@ -82,7 +185,7 @@ def _copied(original: Any) -> Any:
 
 
 def _record_move(name: str, source: Any, target: Any, start: int, args: Any, kwargs: Any) -> None:
-    try:
+    with Noted("transfer"):
         from_host, to_host = source.device.type == "cpu", target.device.type == "cpu"
         if from_host == to_host:
             return
@@ -97,8 +200,6 @@ def _record_move(name: str, source: Any, target: Any, start: int, args: Any, kwa
         else:
             number = session.ring.name(f"{name} {place}")
             session.ring.write(layout.READBACK, number, start, wall, 0, 0, size)
-    except Exception as error:
-        session.trouble("transfer", error)
 
 
 def _is_beside(device: Any) -> bool:
@@ -144,7 +245,7 @@ def _synchronized(original: Any) -> Any:
 
 
 def _record_sync(name: str, start: int, calls: int = 1) -> None:
-    try:
+    with Noted("sync"):
         wall = clock.wall_ns() - start
         frame = sys._getframe(2)
         text = _texts.get((name, frame.f_code, frame.f_lineno))
@@ -153,8 +254,6 @@ def _record_sync(name: str, start: int, calls: int = 1) -> None:
             if is_user(frame.f_code.co_filename):  # of a library's line, it depends on who called it
                 _texts[name, frame.f_code, frame.f_lineno] = text
         session.ring.write(layout.SYNC, session.ring.name(text), start, wall, 0, 0, calls)
-    except Exception as error:
-        session.trouble("sync", error)
 
 
 def patch_tensors(torch: Any) -> None:
@@ -163,19 +262,11 @@ def patch_tensors(torch: Any) -> None:
     makers.update(dict.fromkeys(("to", "cuda", "cpu"), _moved))
     makers["copy_"] = _copied
     for name, make in makers.items():
-        try:
+        with Noted(f"patch Tensor.{name}"):
             install(torch.Tensor, name, make)
-        except Exception as error:
-            session.trouble(f"patch Tensor.{name}", error)
-    for owner, name in (
-        (torch.cuda, "synchronize"),
-        (torch.cuda, "Event.synchronize"),
-        (torch.cuda, "Stream.synchronize"),
-    ):
-        try:
-            install(owner, name, _synchronized)
-        except Exception as error:
-            session.trouble(f"patch torch.cuda.{name}", error)
+    for name in ("synchronize", "Event.synchronize", "Stream.synchronize"):
+        with Noted(f"patch torch.cuda.{name}"):
+            install(torch.cuda, name, _synchronized)
     session.facts("patched", module="torch.Tensor")
 
 
@@ -194,9 +285,7 @@ class Training:
     def __init__(self) -> None:
         self.steps_seen = 0
         self.is_busy = False  # inside a forward or backward pass that is being timed
-        self.classes: dict[
-            type, int
-        ] = {}  # called from outside -> the number of their name, 0: not yet known
+        self.classes: dict[type, int] = {}  # called from outside -> their name's number, 0: not known yet
         self.modules: set[int] = set()
         self.autocast: Any = None
         self.optimizer_starts: dict[int, clock.Beginning] = {}
@@ -214,6 +303,7 @@ def is_compiling() -> bool:
 
 
 def after_fork() -> None:
+    device.after_fork()
     if training.original_call is not None:
         _stop_search()
     training.__init__()  # type: ignore[misc]
@@ -229,17 +319,13 @@ def batch_arrived() -> None:
     seen = training.steps_seen
     training.steps_seen = seen + 1
     if seen == 0:
-        _start_search()
+        module = session.torch.nn.Module
+        training.original_call = module.__call__
+        module.__call__ = _find_outermost(module.__call__)
     elif seen == _SEARCH_STEPS:
         _stop_search()
         for kind in list(training.classes)[:_MOST_CLASSES]:
             install(kind, "__call__", _called)
-
-
-def _start_search() -> None:
-    module = session.torch.nn.Module
-    training.original_call = module.__call__
-    module.__call__ = _find_outermost(module.__call__)
 
 
 def _stop_search() -> None:
@@ -275,33 +361,26 @@ def _called(original: Any) -> Any:
             return original(self, *args, **kwargs)
         training.is_busy = True
         start = (0, 0)
-        try:
+        with Noted("forward"):
             _before_forward(self)
             start = clock.begin()
             device.forward_begins()
-        except Exception as error:
-            session.trouble("forward", error)
         try:
             return original(self, *args, **kwargs)
         finally:
             training.is_busy = False
             device.forward_ends()
-            _record(layout.FORWARD, training.classes.get(type(self)) or _number_of(type(self)), start)
+            number = training.classes.get(type(self))
+            if not number:
+                number = training.classes[type(self)] = session.ring.name(name_of(type(self)))
+            _record(layout.FORWARD, number, start)
 
     return __call__
 
 
-def _number_of(kind: type) -> int:
-    number = session.ring.name(name_of(kind))
-    training.classes[kind] = number
-    return number
-
-
 def _record(kind: int, number: int, start: clock.Beginning) -> None:
-    try:
+    with Noted("training"):
         session.ring.write(kind, number, start[0], *clock.spent(start))
-    except Exception as error:
-        session.trouble("training", error)
 
 
 def _before_forward(module: Any) -> None:
@@ -332,11 +411,6 @@ def _backward(original: Any) -> Any:
     return backward
 
 
-def patch_autograd(module: Any) -> None:
-    """torch.autograd has been imported. Tensor.backward calls this function."""
-    install(module, "backward", _backward)
-
-
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
     if is_compiling():
         return
@@ -355,7 +429,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         starts = training.optimizer_starts
         start = starts.pop(id(optimizer), None) if starts else None
         if session.loaders is not None:
-            session.loaders.passes.stepped(start[0] if start is not None else clock.wall_ns())
+            session.loaders.validation.stepped(start[0] if start is not None else clock.wall_ns())
         if start is not None:
             _record(layout.OPTIMIZER, session.ring.name(type(optimizer).__name__), start)
         if session.role == "other":
@@ -401,7 +475,12 @@ def patch_torch(module: Any) -> None:
     found = getattr(getattr(module, "compiler", None), "is_compiling", None)
     if found is not None:
         is_compiling = found
-    try:
+    with Noted("hide from the compiler"):
         hide_from_compiler(module)
-    except Exception as error:
-        session.trouble("hide from the compiler", error)
+
+
+PATCHES: dict[str, Any] = {
+    "torch": patch_torch,
+    "torch.autograd": [("backward", _backward)],  # which Tensor.backward calls
+    "torch.optim.optimizer": patch_optimizer,
+}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell storage that cannot be read from a sample that is damaged: samples may be skipped, storage may not.
+"""Whether the files of an open pack are what they were: changed, gone, short, or out of reach.
 
-Who skips samples would go on after a lost disk with an epoch that is almost empty, and nobody would notice.
-What lies inside of a file as it was packed, and cannot be read, is the storage's fault. What the index places
-outside of it is the sample's. Where every value is a file of its own, one that is gone or short is the
-sample's too, as long as its folder is there.
+Samples may be skipped, storage may not: who skips samples would go on after a lost disk with an epoch that is
+almost empty, and nobody would notice. What lies inside of a file as it was packed, and cannot be read, is the
+storage's fault. What the index places outside of it is the sample's. Where every value is a file of its own,
+one that is gone or short is the sample's too, as long as its folder is there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feedrate.errors import StorageError
-from feedrate.format.manifest import ColumnPart, IndexPart
+from feedrate.errors import PackError, StorageError
+from feedrate.format.containers import FILES, RANGES
+from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Shard, read_manifest
 from feedrate.kernel import I32, I64, Status
 from feedrate.units import shell_quote
 
@@ -25,18 +26,48 @@ if TYPE_CHECKING:
 _UNREAD = (Status.UNREADABLE, Status.CUT_SHORT)
 
 
-class _Span(NamedTuple):
-    """Bytes of a file; `size_bytes`: its length as packed. `folder`: the value is a file of its own there."""
+def check_in_place(pack: Pack) -> None:
+    """Files that are indexed where they were may change: their sizes are looked at once."""
+    here = [s for s in pack.manifest.shards if s.is_in_place and not s.is_remote]
+    for path, shard in {pack.locate_file(s): s for s in here}.items():
+        try:
+            size_bytes = 0 if shard.container == FILES else os.stat(path).st_size
+        except OSError as error:
+            raise PackError(
+                f"{pack.name} is an index of {path}, which cannot be read: {error.strerror}"
+            ) from error
+        if shard.container == RANGES:
+            check_change(shard, str(path), size_bytes)
 
-    path: str
-    offset: int
-    length: int
-    size_bytes: int
-    folder: str = ""
 
-    @property
-    def is_inside(self) -> bool:
-        return min(self.offset, self.length) >= 0 and self.offset + self.length <= self.size_bytes
+def check_change(shard: Shard, address: str, size_bytes: int) -> None:
+    """Raise PackError where a file is not as long as it was when it was indexed."""
+    if size_bytes != shard.size_bytes:
+        raise PackError(
+            f"{address} has changed since it was indexed: {shard.size_bytes:,} bytes then, "
+            f"{size_bytes:,} now",
+            hint="index it again: feedrate index",
+        )
+
+
+def check_referred(pack: Pack) -> None:
+    """Packs whose files this one names may have been made anew: they are asked once."""
+    packs = {s.index.folder for s in pack.manifest.shards if s.index.folder}
+    for folder in sorted(packs):
+        if not (pack.path / folder / FILE_NAME).exists():
+            continue  # the files may be there all the same
+        shards = read_manifest(pack.path / folder).shards
+        there = {s.index.name: s.index.crc32c for s in shards}
+        # The same samples may have got other entry points there, in a new part beside the old one.
+        known = {s.known_by for s in shards}
+        for shard in pack.manifest.shards:
+            if shard.index.folder != folder or there.get(shard.index.name) == shard.index.crc32c:
+                continue
+            if shard.known_by not in known or not pack.locate_file(shard.index).exists():
+                raise PackError(
+                    f"{pack.name} refers to {folder}/{shard.name}, and that is another pack now",
+                    hint="merge the packs again: feedrate merge",
+                )
 
 
 def check_index(pack: Pack, positions: I64) -> None:
@@ -111,6 +142,20 @@ def _make_error(pack: Pack, fault: str) -> StorageError:
         hint="this is the storage and not one sample, so on_bad_sample does not skip it: is its disk there, "
         f"and whole? feedrate verify {shell_quote(pack.name)}",
     )
+
+
+class _Span(NamedTuple):
+    """Bytes of a file; `size_bytes`: its length as packed. `folder`: the value is a file of its own there."""
+
+    path: str
+    offset: int
+    length: int
+    size_bytes: int
+    folder: str = ""
+
+    @property
+    def is_inside(self) -> bool:
+        return min(self.offset, self.length) >= 0 and self.offset + self.length <= self.size_bytes
 
 
 def _find_fault(span: _Span) -> str | None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes inside a feedrate.Loader: which of its stages the training waits for.
+"""Causes and remedies of loaders that are no DataLoader.
 
-Remedies for a feedrate.Loader: threads, images stored anew, a cache, scratch, batches on the device.
+A feedrate.Loader tells which of its stages the training waits for; of one whose stages cannot be seen, as
+DALI's, it is known how long it is waited for, and the machine's readings say what its limit may be.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from feedrate.doctor.analyse.metrics import Measured
@@ -17,26 +17,23 @@ from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
+    change,
+    make_remedy,
+    of_loader,
     percent,
     saved_by,
+    saved_without,
+    shortened,
     wait_words,
     waits_for_data,
     weigh,
 )
 from feedrate.doctor.findings.loader import STARVED_GAIN, word_storage
-from feedrate.doctor.findings.scenarios import (
-    change,
-    decoding,
-    make_remedy,
-    read_blocked,
-    saved_without,
-    shortened,
-    transforming,
-)
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Prediction, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds
 
+_BUSY = 0.8  # of the cores, or of the time
 MANY_BY_PILLOW = 0.05  # of the images: from here on it is worth a word
 
 
@@ -44,7 +41,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     share = capped(m, saved_without(m, blocked))
     if share < WORTH_TELLING:
         return None
@@ -66,14 +63,14 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         lines.insert(1, word_storage(m))
         cause = "Reading is slow: the storage gives no more."
     numbers = {"blocked_s": blocked.blocked_s, "read_bytes": sample.read_bytes}
-    return _of_loader(m, share, lines, numbers, cause)
+    return of_loader(m, share, lines, numbers, cause)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    decode = decoding(m)
+    decode = m.samples.decoding
     share = capped(m, saved_without(m, Cost(decode.cpu_s)))
     if share < WORTH_TELLING:
         return None
@@ -89,14 +86,14 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     lines.append(wait_words(m))
     numbers = {"decode_cpu_s": decode.cpu_s, "by_pillow": round(stages.by_pillow, 4)}
     cause = "The loader decodes on the cores that it has, and the device is faster than they are."
-    return _of_loader(m, share, lines, numbers, cause)
+    return of_loader(m, share, lines, numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    own = transforming(m).plus(sample.kind("collate"))
+    own = m.samples.transforming.plus(sample.kind("collate"))
     share = capped(m, saved_without(m, own))
     in_python = stages.share("transform", "collate")
     if share < WORTH_TELLING or in_python < WORTH_TELLING:
@@ -113,7 +110,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
         "image=, flip= and on_device= need none."
     )
     title = "Training waits for the Loader's transform"
-    return Evidence(share, tuple(lines), {"transform_cpu_s": own.cpu_s}, cause, weigh(m, share), title)
+    return of_loader(m, share, lines, {"transform_cpu_s": own.cpu_s}, cause, title)
 
 
 def find_few_threads(m: Measured) -> Evidence | None:
@@ -132,7 +129,7 @@ def find_few_threads(m: Measured) -> Evidence | None:
     numbers = {"threads": m.loader.threads, "better_threads": cores, "gain": round(gain, 3)}
     cause = "Cores stand idle while the training waits for its batches."
     share = capped(m, saved_by(gain))
-    return Evidence(share, lines, numbers, cause, weigh(m, share), "Too few threads")
+    return of_loader(m, share, lines, numbers, cause, "Too few threads")
 
 
 def has_few_threads(m: Measured) -> bool:
@@ -159,34 +156,58 @@ def find_busy_device(m: Measured) -> Evidence | None:
     return replace(found, lines=lines, title=f"{m.loader.framework} is the limit, not the loader")
 
 
-def _never(_m: Measured) -> None:
-    return None
-
-
 def _threads(m: Measured) -> str:
     return format_count(m.loader.threads, "thread")
 
 
-def _of_loader(
-    m: Measured, share: float, lines: list[str], numbers: Mapping[str, float | int | str | None], cause: str
-) -> Evidence:
-    return Evidence(share, tuple(lines), numbers, cause, weigh(m, share))
+def find_slow_loader(m: Measured) -> Evidence | None:
+    """The training waits for a loader, and that is all that can be said of it from here."""
+    if not m.loader.opaque or not waits_for_data(m):
+        return None
+    share = capped(m, m.loop.exposed_share)
+    if share < WORTH_TELLING:
+        return None
+    threads, ahead = m.loader.get("pipeline_threads"), m.loader.get("prefetch")
+    settings = [f"num_threads={threads}" if threads else "", f"prefetch_queue_depth={ahead}" if ahead else ""]
+    has = f": {', '.join(filter(None, settings))}" if any(settings) else ""
+    lines = (
+        wait_words(m),
+        f"batches come from {m.loader.opaque}{has}; what its stages take cannot be seen",
+        *_word_machine(m),
+    )
+    numbers = {"exposed_s": m.loop.exposed_s, "threads": threads, "prefetch": ahead}
+    title = f"Training waits for {m.loader.opaque}'s pipeline"
+    return Evidence(share, lines, numbers, _advise(m), weigh(m, share), title)
 
 
-# In place of those of a DataLoader, by code. What there are no workers for is never found.
-FINDERS: dict[str, Callable[[Measured], Evidence | None]] = {
-    "storage-bound": find_slow_storage,
-    "decode-bound": find_slow_decoding,
-    "transform-bound": find_slow_transforms,
-    "workers-starved": find_few_threads,
-    "epoch-start-pause": find_epoch_pause,
-    "device-bound": find_busy_device,
-    "cold-cache": _never,
-    "repeated-work": _never,
-    "workers-oversubscribed": _never,
-    "workers-pinned": _never,
-    "handover-bound": _never,
-}
+def _word_machine(m: Measured) -> list[str]:
+    around, words = m.machine, []
+    if around.cores_ours is not None:
+        words.append(f"the run uses {around.cores_ours:.1f} of {around.cores:g} cores")
+    if around.disk_busy is not None:
+        words.append(f"the busiest disk works {around.disk_busy:.0%} of the time")
+    if around.gpu_utilisation is not None:
+        words.append(f"the GPU {around.gpu_utilisation:.0%}")
+    return [", ".join(words)] if words else []
+
+
+def _advise(m: Measured) -> str:
+    """Say what the machine's readings speak for; without a look inside that is no more than likely."""
+    around = m.machine
+    if around.cores_ours is not None and around.cores_ours >= _BUSY * around.cores:
+        return "The cores are busy: decode on the GPU (fn.decoders.image with device='mixed'), if it is not."
+    if (around.disk_busy or 0.0) >= _BUSY:
+        return "The disk is busy: `feedrate stage` brings the data to a faster one."
+    known = {"cores": around.cores_ours, "disks": around.disk_busy}
+    idle = " and ".join(name for name, use in known.items() if use is not None)
+    left = f"{idle.capitalize()} have time left" if idle else "How busy cores and disks were is not known"
+    return f"{left}: try a larger num_threads, then a larger prefetch_queue_depth."
+
+
+def find_opaque_epoch_pause(m: Measured) -> Evidence | None:
+    found = loop.find_epoch_pause(m)
+    cause = f"{m.loader.opaque} is reset at the end of an epoch, and fills its queue before the first batch."
+    return None if found is None else replace(found, cause=cause)
 
 
 _NONE = Prediction(1.0, 1.0, 1.02, "")
@@ -210,11 +231,11 @@ def normalise_pack(m: Measured) -> Remedy | None:
     stages, images = m.samples.stages, m.tried.images
     if stages is None or images is None or not images.left or stages.by_pillow < MANY_BY_PILLOW:
         return None
-    saved = decoding(m).cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
+    saved = m.samples.decoding.cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
     prediction, then = change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved * m.loop.samples_per_step)
     return make_remedy(
         m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", prediction, then,
-        decode_s=decoding(m).cpu_s - saved,
+        decode_s=m.samples.decoding.cpu_s - saved,
         command="feedrate pack SOURCE PACK --normalise",
         note=f"{stages.by_pillow:.0%} of the images are {images.others}; "
         + ("no pixel changes" if images.is_lossless else "changes pixels; with --raw, none"),
@@ -228,8 +249,8 @@ def cache_samples(m: Measured) -> Remedy | None:
         return None
     if images.cached_share is None:
         return None
-    saved = decoding(m).cpu_s * (1 - min(images.cached_share, 1.0))
-    blocked = 0.0 if loader.get("remote") else read_blocked(m).blocked_s
+    saved = m.samples.decoding.cpu_s * (1 - min(images.cached_share, 1.0))
+    blocked = 0.0 if loader.get("remote") else m.samples.read_blocked.blocked_s
     now, n = m.pipeline, m.loop.samples_per_step
     prediction, then = change(
         m, fetch_cpu_s=now.fetch_cpu_s - saved * n, fetch_blocked_s=now.fetch_blocked_s - blocked * n
@@ -244,7 +265,7 @@ def cache_samples(m: Measured) -> Remedy | None:
             prediction = _NONE
     return make_remedy(
         m, "cache-in-memory", "keep decoded samples in memory, from the second epoch on", prediction, then,
-        decode_s=decoding(m).cpu_s - saved,
+        decode_s=m.samples.decoding.cpu_s - saved,
         change="Loader(..., cache=feedrate.Cache())",
         note=f"{note}; the first epoch decodes whole images",
     )  # fmt: skip
@@ -255,7 +276,7 @@ def stage_pack(m: Measured) -> Remedy | None:
     sample, loader, around = m.samples.cost, m.loader, m.machine
     if sample is None or loader.get("scratch") or m.samples.stages is None:
         return None
-    blocked = read_blocked(m)
+    blocked = m.samples.read_blocked
     if blocked.blocked_s < 0.05 * sample.total.wall_s:
         return None
     now, n = m.pipeline, m.loop.samples_per_step

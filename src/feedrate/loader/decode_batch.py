@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate.decode`: one image file or its bytes, to pixels.
+"""`feedrate.decode_batch`: crops of images, without a pack, to one tensor on the GPU or the CPU.
 
-The arguments of `feedrate.decode_batch`, as arrays; what makes no sense gets a sentence.
-
-`feedrate.decode_batch`: crops of images, without a pack, to one tensor on the GPU or the CPU.
-
-Arguments become arrays (crop_arguments), files are read and looked at in threads, and what is wanted goes
-through the GPU decoder of the Loader, or the kernel: the pixels are the same.
+Arguments become arrays, files are read and looked at in threads, and what is wanted goes through
+the GPU decoder of the Loader, or the kernel: the pixels are the same.
 """
 
 from __future__ import annotations
@@ -19,19 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from feedrate import kernel
+from feedrate.arrays import I32, I64, U8, U32
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
 from feedrate.format.entries import GPU as BYTES_PER_ENTRY
 from feedrate.format.fields import Kind
-from feedrate.kernel import I32, I64, U8, U32, Crops, DecodeReport, Status, pillow
+from feedrate.kernel import Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
+from feedrate.loader.arguments import Size, check_choice, check_size, options_by_name
 from feedrate.loader.device.gpu_decode import (
     MOST_READ_BYTES,
     NO_ENTRIES,
@@ -42,82 +39,11 @@ from feedrate.loader.device.gpu_decode import (
 )
 from feedrate.loader.device.transfer import DevicePixels, Transfer, choose_placement, find_pinned
 from feedrate.loader.geometry import Tally
-from feedrate.loader.image import Size, check_size
+from feedrate.loader.image import BYTES, Source, read_source
 from feedrate.loader.pipeline import Meter
 from feedrate.loader.values import choose_output, explain_status, to_torch
 from feedrate.machine.cpu import count_rank_cores
 
-
-def decode(
-    source: str | os.PathLike[str] | bytes | bytearray | memoryview,
-    crop: tuple[int, int, int, int] | None = None,
-    size: int | Size | None = None,
-    mode: str = "RGB",
-    flip: bool = False,
-    interpolation: Filter = "bilinear",
-) -> U8:
-    """Decode an image to uint8 pixels of shape height, width, channels.
-
-    Args:
-        source: a path, or the file's bytes.
-        crop: left, top, right, bottom: the part to decode; None: all of it.
-        size: height and width to resize that part to; one number: a square; None: as it is.
-        mode: "RGB" or "L" (gray, one channel, as Pillow's `convert("L")` makes it of the colours).
-        flip: mirror left to right.
-        interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
-            "nearest".
-
-    Raises:
-        NotFound: there is no such file.
-        UsageError: it is not an image that can be decoded, or the arguments make no sense.
-    """
-    if mode not in ("RGB", "L"):
-        raise UsageError(f'mode must be "RGB" or "L", got {mode!r}')
-    if crop is not None:
-        crop = _check_crop(crop)
-    if size is not None:
-        checked = check_size(size, "decode")
-        size = checked if isinstance(checked, tuple) else (checked, checked)
-    filter_ = FILTERS[check_filter(interpolation, "decode")]
-    name, data = read_source(source)
-    try:
-        return kernel.decode_one(data, box=crop, size=size, flip=bool(flip), mode=mode, filter_=filter_)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{name} cannot be decoded: {error}") from error
-
-
-def _check_crop(crop: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    try:
-        whole = all(isinstance(edge, (int, np.integer)) for edge in crop)
-        left, top, right, bottom = (int(edge) for edge in crop)
-    except (TypeError, ValueError):
-        whole, left, top, right, bottom = False, 0, 0, 0, 0
-    if not (whole and 0 <= left < right and 0 <= top < bottom):
-        raise UsageError(
-            f"crop must be left, top, right, bottom in whole pixels, not empty and not negative; got {crop!r}"
-        )
-    return left, top, right, bottom
-
-
-def read_source(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> tuple[str, bytes]:
-    """Return what to call an image, and its bytes."""
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return f"the image of {len(source)} bytes", bytes(source)
-    try:
-        path = Path(source)
-    except TypeError:
-        raise UsageError(f"decode takes a path or bytes, got {type(source).__name__}") from None
-    try:
-        return str(path), path.read_bytes()
-    except FileNotFoundError:
-        raise NotFound(f"no file at {path}") from None
-    except (OSError, ValueError) as error:  # the latter for a name that no file can have
-        raise StorageError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-
-
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview
-
-_BYTES = (bytes, bytearray, memoryview)
 # Of the output: what a plan for the GPU takes.
 _LONGEST_SIDE = 16384
 _LARGEST_EDGE = 2**31 - 1
@@ -193,7 +119,7 @@ def parse_device(device: Any) -> Any:
 
 
 def _check_images(images: Any) -> Sequence[Source]:
-    if isinstance(images, (str, os.PathLike, *_BYTES)) or not _is_sized(images):
+    if isinstance(images, (str, os.PathLike, *BYTES)) or not _is_sized(images):
         raise UsageError(
             f"images must be a list of paths or of image files' bytes, got {type(images).__name__}",
             hint="for one image: decode_batch([image])",
@@ -202,7 +128,7 @@ def _check_images(images: Any) -> Sequence[Source]:
     if not listed:
         raise UsageError("images is empty: there is nothing to decode")
     for i, image in enumerate(listed):
-        if not isinstance(image, (str, os.PathLike, *_BYTES)):
+        if not isinstance(image, (str, os.PathLike, *BYTES)):
             raise UsageError(
                 f"images[{i}] must be a path or an image file's bytes, got {type(image).__name__}"
             )
@@ -256,11 +182,11 @@ def _check_flips(flips: Any, count: int, per: str) -> Any:
 def _check_entries(entries: Any, count: int) -> Sequence[bytes | None] | None:
     if entries is None:
         return None
-    if isinstance(entries, _BYTES):
+    if isinstance(entries, BYTES):
         raise UsageError("entries must be a list, bytes for each image, got bytes")
     _check_length("entries", entries, count, "image")
     for i, one in enumerate(entries):
-        if one is not None and not isinstance(one, _BYTES):
+        if one is not None and not isinstance(one, BYTES):
             raise UsageError(f"entries[{i}] must be bytes, b'' or None, got {type(one).__name__}")
     return list(entries)
 
@@ -285,12 +211,7 @@ def _to_array(values: Any) -> Any:
         if torch is not None and isinstance(values, torch.Tensor):
             values = values.detach().cpu().numpy()
         return np.asarray(values)
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-        RuntimeError,
-    ):  # numpy has no such numbers, or no tensor has
+    except (ValueError, TypeError, OverflowError, RuntimeError):  # numpy, or no tensor, has such numbers
         return None
 
 
@@ -311,6 +232,7 @@ class CropStatus(NamedTuple):
     reason: str
 
 
+@options_by_name
 def decode_batch(
     images: Sequence[Source],
     crops: Sequence[Sequence[int]] | None = None,
@@ -355,8 +277,7 @@ def decode_batch(
         StorageError: a file cannot be read.
         GpuError: nothing can be decoded on that GPU; the message says why.
     """
-    if on_error not in ("raise", "status"):
-        raise UsageError(f'on_error must be "raise" or "status", got {on_error!r}')
+    check_choice("on_error", on_error, "raise", "status")
     wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index)
     place = parse_device(device)
     opened = None if place is None else _open(place)
@@ -475,16 +396,11 @@ def _decode_there(
 
 
 def _split(sizes: Sequence[int], image: I32) -> Iterator[I64]:
-    """Yield crops, those of an image together, of so many bytes of files as are planned at once."""
+    """Return crops, those of an image together, of so many bytes of files as are planned at once."""
     order = np.argsort(image, kind="stable")
     is_first = np.diff(image[order], prepend=-1) > 0
-    ends, start = np.cumsum(np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)), 0
-    while start < len(order):
-        limit = (int(ends[start - 1]) if start else 0) + MOST_READ_BYTES
-        stop = max(int(np.searchsorted(ends, limit, "right")), start + 1)
-        stop = min(stop, start + kernels.MAX_IMAGES)
-        yield order[start:stop]
-        start = stop
+    counted = np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)
+    return (order[part] for part in kernel.split_by_size(counted, MOST_READ_BYTES, kernels.MAX_IMAGES))
 
 
 def _decode_parts(
@@ -568,7 +484,7 @@ def _make_error(i: int, found: CropStatus, wanted: Wanted, sources: _Sources) ->
 
 def _name(number: int, wanted: Wanted) -> str:
     source = wanted.images[number]
-    if isinstance(source, (bytes, bytearray, memoryview)):
+    if isinstance(source, BYTES):
         return f"image {number} ({len(source)} bytes)"
     return f"image {number} ({os.fspath(source)})"
 
