@@ -58,6 +58,10 @@ STANDS_IN = {
             "src/feedrate/remote/transfer.py",
         },
     ),
+    "unpickling": (  # runs whatever the file says: there is none
+        is_call_of("pickle.load", "pickle.loads", "Unpickler"),
+        set[str](),
+    ),
     "the policy of pages": (
         is_page_policy,
         {

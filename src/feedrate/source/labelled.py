@@ -7,14 +7,15 @@ lie is kept on disk: there may be millions.
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import posixpath
 import sqlite3
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from feedrate.errors import SourceError, StorageError
 from feedrate.format.fields import Field, Kind
@@ -381,8 +382,7 @@ class MemberFinder:
             row = self._found.execute("SELECT value FROM members WHERE name = ?", (wanted,)).fetchone()
             if row is not None:
                 self._asked.add(wanted)
-                value: FileRange | ContainerValue = pickle.loads(row[0])
-                return value
+                return _load_value(*json.loads(row[0]))
         raise UnusableValue("no such file in the archive")
 
     def relative(self, name: object) -> bytes | None:
@@ -399,7 +399,7 @@ class MemberFinder:
         return next(iter([*filter(has_image_suffix, names), *names]), None)
 
     def _fill(self, found: sqlite3.Connection) -> None:
-        found.execute("CREATE TABLE members (name BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID")
+        found.execute("CREATE TABLE members (name BLOB PRIMARY KEY, value TEXT) WITHOUT ROWID")
         found.execute("BEGIN")
         tops: set[bytes] = set()
         for archive in self._archives:
@@ -410,7 +410,7 @@ class MemberFinder:
                 if len(tops) < 2:
                     folder, slash, _ = name.partition(b"/")
                     tops.add(folder + slash if slash else b"")
-                found.execute("INSERT INTO members VALUES (?, ?)", (name, pickle.dumps(member.value)))
+                found.execute("INSERT INTO members VALUES (?, ?)", (name, _dump_value(member.value)))
         found.execute("COMMIT")
         self._top = tops.pop() if len(tops) == 1 else b""
 
@@ -419,3 +419,15 @@ class MemberFinder:
         return (
             row[0] for row in self._found.execute("SELECT name FROM members ORDER BY name LIMIT ?", (limit,))
         )
+
+
+def _dump_value(value: FileRange | ContainerValue) -> str:
+    return json.dumps([x.decode("latin-1") if isinstance(x, bytes) else x for x in value])
+
+
+def _load_value(path: str, size_bytes: int, file: str, *rest: Any) -> FileRange | ContainerValue:
+    names = path.encode("latin-1"), size_bytes, file.encode("latin-1")
+    if isinstance(rest[0], int):
+        return FileRange(*names, *rest)
+    container, place, mtime_ns = rest
+    return ContainerValue(*names, container, tuple(place), mtime_ns)
