@@ -115,7 +115,7 @@ class DoctorError(FeedrateError, RuntimeError):
 class BadSample(FeedrateError, ValueError):
     """One sample cannot be read or decoded.
 
-    Attributes say where it lies, so that a policy can log it or skip it.
+    Attributes say where it is, so that a policy can log it or skip it.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class EarlyFolders:
         self._thread.start()
 
     def take(self, path: bytes, suffixes: Sequence[bytes]) -> Listed | None:
-        """Return what a folder holds, once; waits if it is about to be listed. None: somebody else has to."""
+        """Return what a folder holds, once; waits if it is about to be listed. None: another user has to."""
         if suffixes != self._suffixes:
             return None
         with self._changed:

@@ -238,7 +238,7 @@ def on_one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
-    """`images`: per set; None: as many as the set has. `allow_addresses`: where a pack's files may lie."""
+    """`images`: per set; None: as many as the set has. `allow_addresses`: where a pack's files may be."""
 
     images: int | None = None
     side: int = 224

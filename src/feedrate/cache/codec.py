@@ -93,7 +93,7 @@ class Reader:
         return value
 
     def buffer(self, length: int) -> U8:
-        """Return the next buffer: a view of the memory that the sample lies in."""
+        """Return the next buffer: a view of the memory that the sample is in."""
         end = self._next + length
         if end > len(self._memory):
             raise Damaged("its contents end early")

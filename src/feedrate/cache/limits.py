@@ -27,12 +27,12 @@ TierKind = Literal["ram", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Where samples may lie.
+    """Where samples may be.
 
     Attributes:
         limit_bytes: None: as much as there is room for ("auto").
         folder: of a disk.
-        keep: a name under which what lies there is found again by later jobs (kept.py).
+        keep: a name under which what is there is found again by later jobs (kept.py).
     """
 
     kind: TierKind

@@ -47,7 +47,7 @@ def open_kept(folder: str, name: str) -> tuple[dict[str, int], bool]:
     """Return descriptors of a cache's files, made if need be, and whether this job may add to them.
 
     Raises:
-        StorageError: it cannot be made, or belongs to somebody else.
+        StorageError: it cannot be made, or belongs to another user.
     """
     place = home_of(folder) / name
     for tries_left in reversed(range(_TRIES)):
@@ -152,7 +152,7 @@ def drop_oldest(folder: str, name: str) -> bool:
 def delete_cache(place: Path, *, is_trial: bool = False) -> str:
     """Delete a cache; return why it stays, "": it does not. `is_trial`: look only.
 
-    Only what is ours goes: a folder with our mark in which nothing else lies, and that nobody has open.
+    Only what is ours goes: a folder with our mark in which nothing else is, and that nobody has open.
     """
     try:
         if why := _find_objection(place):

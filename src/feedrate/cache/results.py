@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """What lies in a tier of a cache.
+    """What is in a tier of a cache.
 
     Attributes:
         kind: "gpu", "ram" or "disk".

@@ -53,7 +53,7 @@ def name_job(environ: Mapping[str, str] = os.environ) -> str:
 def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
     """Return the user's private folder for entries, made if need be; None: there is no place for one."""
     for base in bases or ("/dev/shm", tempfile.gettempdir()):
-        # Not feedrate-UID, where copies lie if this is scratch, too, and others may look.
+        # Not feedrate-UID, where copies are if this is scratch, too, and others may look.
         folder = Path(base) / f"feedrate-shared-{os.getuid()}"
         try:
             with contextlib.suppress(FileExistsError):
@@ -61,7 +61,7 @@ def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
             info = os.lstat(folder)
         except OSError:
             continue
-        # Made by somebody else before us, or opened to others: not to be trusted.
+        # Made by another user before us, or opened to others: not to be trusted.
         if stat.S_ISDIR(info.st_mode) and not find_distrust(info, forbidden=0o077):
             return folder
     return None

@@ -133,7 +133,7 @@ class OpenedCache:
         *,
         is_for_later: bool = False,
     ) -> bool:
-        """`is_for_later`: the sample lies nearer already; this is for the next job."""
+        """`is_for_later`: the sample is nearer already; this is for the next job."""
         size = sum(view.nbytes for view in views)
         while not self.has_room(tier, size):
             if not self._make_room(tier, size):
@@ -422,7 +422,7 @@ class SampleCache:
         return any(opened.has_room(tier, size_bytes) for tier in range(len(self.tiers)))
 
     def locate(self, numbers: I64) -> Located:
-        """Return where samples lie: which bytes of which of `paths`."""
+        """Return where samples are: which bytes of which of `paths`."""
         return self._open().table.locate(numbers)
 
     @property
@@ -435,7 +435,7 @@ class SampleCache:
         return self._open().discard(row)
 
     def tier_stats(self, numbers: I64 | None = None) -> tuple[TierStats, ...]:
-        """Return what lies in each tier: of some samples, or of all."""
+        """Return what is in each tier: of some samples, or of all."""
         return self._open().tier_stats(numbers)
 
     @property

@@ -49,7 +49,7 @@ _ROWS_AT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where samples lie, one row each; use no row that `found` does not name.
+    """Where samples are, one row each; use no row that `found` does not name.
 
     `rows` has tier (which of `SampleCache.paths`), offset, length, head (how many bytes at the beginning
     describe the others), crc32c (of all bytes) and mark (the owner's number).

@@ -93,7 +93,7 @@ class Views:
 
 
 class _View:
-    """The memory of a view: numpy asks it where the bytes lie, and keeps it while an array of them lives."""
+    """The memory of a view: numpy asks it where the bytes are, and keeps it while an array of them lives."""
 
     __slots__ = ("_address", "_length", "_offset", "_process", "_size", "_views")
 

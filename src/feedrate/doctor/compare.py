@@ -153,7 +153,7 @@ class _Run:
 
     @property
     def uses_feedrate(self) -> bool:
-        # Without the place: a script may lie in a folder that is called so.
+        # Without the place: a script may be in a folder that is called so.
         named = (_PLACE.sub("", self.facts.get(name, "")) for name in ("loader", "dataset"))
         return any("feedrate" in name.lower() for name in named)
 

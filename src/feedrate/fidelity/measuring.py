@@ -348,7 +348,7 @@ class _Look:
         width, height, _ = pillow.measure(file)
         if (width, height) == stored:
             return self._decode(file, (left, top, right, bottom), flip)
-        # A resized copy: its pixels lie between those of the original, and so do the edges of the crop.
+        # A resized copy: its pixels are between those of the original, and so do the edges of the crop.
         across, down = width / stored[0], height / stored[1]
         box = (left * across, top * down, right * across, bottom * down)
         return decode_part(file, box, side, flip, self.geometry.filters[0])

@@ -38,7 +38,7 @@ class Readers:
         self._real: dict[bytes, bytes] = {}  # folders without links
 
     def close(self) -> None:
-        """Take it that nobody else may read it: behind an address, rights are not known."""
+        """Take it that no other user may read it: behind an address, rights are not known."""
         self.is_public = False
 
     def add(self, path: str | bytes, info: os.stat_result | None = None, *, is_link: bool = True) -> None:
@@ -68,7 +68,7 @@ def open_trusted(folder: Path, dir_fd: int | None = None) -> int:
 
     Raises:
         Gone: it is not there.
-        StorageError: it is a link, belongs to somebody else, or others may write to it.
+        StorageError: it is a link, belongs to another user, or others may write to it.
     """
     name = folder if dir_fd is None else folder.name
     try:
@@ -92,7 +92,7 @@ def find_distrust(info: os.stat_result, *owners: int, forbidden: int = 0o022) ->
 
     Args:
         owners: who else than this user may own it.
-        forbidden: rights that nobody else may have.
+        forbidden: rights that no other user may have.
     """
     if info.st_uid not in (os.getuid(), *owners):
         return f"belongs to {user_name(info.st_uid)}"

@@ -57,7 +57,7 @@ def walk_paths(
         enters_links: go into folders that are links, too.
 
     Raises:
-        StorageError: a folder cannot be listed, or is a link to one that it lies in.
+        StorageError: a folder cannot be listed, or is a link to one that it is in.
     """
     folder = os.path.join(top, below) if below else top
     folders = []
@@ -96,7 +96,7 @@ def walk(fd: int, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
                 else:
                     yield prefix + name, info
         except FileNotFoundError:
-            continue  # somebody else deletes it
+            continue  # another user deletes it
 
 
 def remove_known(fd: int, is_ours: Callable[[str], bool], prefix: str = "") -> list[str]:

@@ -2,7 +2,7 @@
 """Whether the files of an open pack are what they were: changed, gone, short, or out of reach.
 
 Samples may be skipped, storage may not: who skips samples would go on after a lost disk with an epoch that is
-almost empty, and nobody would notice. What lies inside of a file as it was packed, and cannot be read, is the
+almost empty, and nobody would notice. What is inside of a file as it was packed, and cannot be read, is the
 storage's fault. What the index places outside of it is the sample's. Where every value is a file of its own,
 one that is gone or short is the sample's too, as long as its folder is there.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pack.json: what a pack holds. It carries no time and no host, so that equal inputs give equal bytes.
 
-Version 2 is written only where something of it is used: files that lie in other folders, keys and numbers
-that are shifted, columns that were added (docs/format.md); version 3 where shards lie behind an address.
+Version 2 is written only where something of it is used: files that are in other folders, keys and numbers
+that are shifted, columns that were added (docs/format.md); version 3 where shards are behind an address.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Shard:
     """A file of samples and its part of the index.
 
     Attributes:
-        folder: where the file lies, relative to the pack's folder; "": in it. Of a file that was indexed
+        folder: where the file is, relative to the pack's folder; "": in it. Of a file that was indexed
             behind an address: that, without the file's name (`s3://bucket/train`).
         prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
             'PREFIX/cat/1'.
@@ -112,7 +112,7 @@ class Shard:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the file lies behind an address, wherever the pack lies."""
+        """Whether the file is behind an address, wherever the pack is."""
         return "://" in self.folder
 
     @property
@@ -145,10 +145,10 @@ class ColumnPart:
 
 
 def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart) -> Path:
-    """Return where a file of a pack lies on this machine.
+    """Return where a file of a pack is on this machine.
 
     Raises:
-        PackError: it lies behind an address.
+        PackError: it is behind an address.
     """
     if isinstance(file, Shard) and file.is_remote:
         raise PackError(
@@ -181,7 +181,7 @@ class Manifest:
 
     @property
     def shard_bytes(self) -> int:
-        """The size of the files that the shards lie in: shards of HDF5, or of an index, may share one."""
+        """The size of the files that the shards are in: shards of HDF5, or of an index, may share one."""
         return sum({(shard.folder, shard.name): shard.size_bytes for shard in self.shards}.values())
 
     @property
@@ -492,7 +492,7 @@ def find_address_problem(address: str) -> str | None:
 
 
 def _any_folder(text: object) -> str:
-    """Files that were there before may lie behind an address."""
+    """Files that were there before may be behind an address."""
     if isinstance(text, str) and "://" in text:
         problem = find_address_problem(text)
         if problem is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An opened pack: where each sample's bytes lie.
+"""An opened pack: where each sample's bytes are.
 
 Rows of the index are read one by one with `pread`, so opening a pack costs nothing per sample, memory does
 not grow with the dataset, and an index that is cut short under a running job ends in a status, not a SIGBUS.
@@ -117,7 +117,7 @@ class Pack:
         return _OpenPart(2 * len(self.manifest.shards) + number, part, dtype, bases, data)
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
-        """Return where a file of the pack lies; what lies behind an address, `store` brings."""
+        """Return where a file of the pack is; what is behind an address, `store` brings."""
         if isinstance(file, Shard) and file.is_remote:
             # Never opened, but it tells shards apart.
             return self.path / "elsewhere" / file.folder / file.name
@@ -198,14 +198,14 @@ class Pack:
     def find_values(
         self, field: str, rows: Rows, positions: I64, *, with_entries: bool = False
     ) -> tuple[kernel.Files, Ranges, Ranges | None]:
-        """Return where the bytes of a field lie, and the entry points if asked for, and in which files.
+        """Return where the bytes of a field are, and the entry points if asked for, and in which files.
 
         Where values are files of their own, those are opened for this call alone: there may be millions.
         """
         values = self.ranges(field, rows, positions)
         entries = self.entries(field, rows, positions) if with_entries else None
         shards, _ = self.locate(positions)
-        # A text that was added later lies in a part of its own, whatever the shard.
+        # A text that was added later is in a part of its own, whatever the shard.
         loose = self._is_loose[shards] & (values.file == self._file_of_shard[shards])
         if not loose.any():
             return self.files, values, entries
@@ -228,7 +228,7 @@ class Pack:
         return kernel.Files(paths), values, entries
 
     def ranges(self, field: str, rows: Rows, positions: I64) -> Ranges:
-        """Return where the bytes of a field lie in `files`; see `find_values` for values that are files."""
+        """Return where the bytes of a field are in `files`; see `find_values` for values that are files."""
         shards, _ = self.locate(positions)
         file, offset = self._file_of_shard[shards], np.array(rows[f"{field}.offset"])
         for part in self._parts:
@@ -244,7 +244,7 @@ class Pack:
         )
 
     def entries(self, field: str, rows: Rows, positions: I64) -> Ranges:
-        """Return where the entry points of an image field lie; length 0 where it has none."""
+        """Return where the entry points of an image field are; length 0 where it has none."""
         shards, _ = self.locate(positions)
         column = f"{field}.entries"
         return Ranges(

@@ -62,7 +62,7 @@ def dump_table(data: bytes, block_rows: int | None = None) -> bytes:
 
 
 def dump_bare_table(pixels: U8, block_bytes: int = BLOCK_BYTES) -> bytes:
-    """Return the table of an image whose rows lie in a file without a header: H x W or H x W x 3."""
+    """Return the table of an image whose rows are in a file without a header: H x W or H x W x 3."""
     return _dump_table(pixels, 0, None, block_bytes)
 
 

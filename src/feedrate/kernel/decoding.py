@@ -57,13 +57,13 @@ def decode_batch(
 
     Args:
         files: the files that `images` and `entries` count.
-        images: where the image files lie. Of raw images only the rows under the crop are read: their blocks
+        images: where the image files are. Of raw images only the rows under the crop are read: their blocks
             have checksums of their own, and that of the whole file is not looked at.
         out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L").
         boxes: N x 4: left, top, right, bottom in pixels of the image, inside it, not empty.
         flips: mirror left to right, after the resize.
         filters: Pillow's number of each image's filter; None: bilinear.
-        entries: where the entry points lie (length 0: none); None: decode from the top.
+        entries: where the entry points are (length 0: none); None: decode from the top.
         nearest: nearest neighbour and stored values as they are (palette indices, 8-bit), for masks.
         raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h); an array
             says it of each.
@@ -342,7 +342,7 @@ class _Picture(NamedTuple):
     by_pillow: str | None  # why Pillow decoded it, in words; None: the kernel did
 
     def find(self, box: Box) -> Box | None:
-        """Return where a box lies in it; None: not inside."""
+        """Return where a box is in it; None: not inside."""
         height, width, _ = self.pixels.shape
         (left, right), (top, bottom) = (
             (box[0] - self.left, box[2] - self.left), (box[1] - self.top, box[3] - self.top)

@@ -197,7 +197,7 @@ class Files:
 def gather_rows(files: Files, file: I32, row: I64, bases: I64, strides: I64, dtype: np.dtype[Any]) -> Any:
     """Read rows of a columnar table straight from its file, and check each row's last column.
 
-    Column `c` of row `r` lies at `bases[i, c] + r * strides[c]` in `files[file[i]]`. Returns `(rows,
+    Column `c` of row `r` is at `bases[i, c] + r * strides[c]` in `files[file[i]]`. Returns `(rows,
     statuses)`: `rows` is a structured array of `dtype` (packed, one field per column); its last field holds
     the CRC-32C of the bytes before it. `bases` has one row per *sample*. A bad row is zeroed.
     """
@@ -226,7 +226,7 @@ def _column_sizes(dtype: np.dtype[Any]) -> I64:
 def read_ranges(files: Files, ranges: Ranges, pool: Pool | None = None) -> tuple[U8, I64, I32]:
     """Read ranges one behind the other into one buffer: `(buffer, starts, statuses)`, `starts` of length N+1.
 
-    A range that cannot be read leaves its part of the buffer zeroed; one that lies outside of its file has
+    A range that cannot be read leaves its part of the buffer zeroed; one that is outside of its file has
     no part: lengths are a stranger's claims, so that they are checked before memory is taken for them.
     """
     buffer, starts, details = _read(files, ranges, pool)
@@ -278,7 +278,7 @@ def _read(files: Files, ranges: Ranges, pool: Pool | None) -> tuple[U8, I64, I64
     if outside.any():
         offset, length = np.where(outside, 0, offset), np.where(outside, 0, length)
     total_bytes = float(length.sum(dtype=np.float64))
-    if total_bytes >= 2**62:  # each lies in its file, but together they would leave 64 bits
+    if total_bytes >= 2**62:  # each is in its file, but together they would leave 64 bits
         raise MemoryError(f"{n} values of {total_bytes:.3g} bytes together")
     starts = np.zeros(n + 1, np.int64)
     np.cumsum(length, out=starts[1:])

@@ -101,7 +101,7 @@ _MANY, _NEVER = 8, bytes(1)
 
 
 class Entry(enum.IntEnum):
-    """What lies in a folder."""
+    """What is in a folder."""
 
     WANTED = 0  # a regular file with one of the suffixes that were asked for
     OTHER = 1  # another regular file
@@ -111,7 +111,7 @@ class Entry(enum.IntEnum):
 
 
 class FolderList(NamedTuple):
-    """What lies in a folder, sorted by name; name `i` is `names[starts[i]:starts[i + 1]]`."""
+    """What is in a folder, sorted by name; name `i` is `names[starts[i]:starts[i + 1]]`."""
 
     names: bytes
     starts: I64
@@ -186,7 +186,7 @@ class Members(NamedTuple):
     """Image files as members of a tar. `facts` has a column per name and a row per sample.
 
     The members of sample `i` are `buffer[starts[i]:starts[i + 1]]`, unless `left` says that it is for the
-    caller; `keys` and `entries` of the others lie one behind the other.
+    caller; `keys` and `entries` of the others are one behind the other.
     """
 
     buffer: U8

@@ -334,7 +334,7 @@ def cached(
         ram: memory to use: "auto" (what the job's limit leaves, less a margin), "8GB", bytes; 0: none.
         disk: "FOLDER:SIZE", used when memory is full, on a disk of this node.
         key: a name for what the samples are; change it when they change. With it, the ranks of a job share
-            what is kept, and what lies on `disk` is there again for the next job. Three samples are made at
+            what is kept, and what is on `disk` is there again for the next job. Three samples are made at
             once and compared with what is kept.
 
     Raises:

@@ -47,7 +47,7 @@ class Dataset:
         split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
         output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
-        allow_addresses: where files may lie that the pack names, as `Loader` takes it.
+        allow_addresses: where files may be that the pack names, as `Loader` takes it.
     """
 
     @options_by_name

@@ -273,7 +273,7 @@ def decode_crops(
     decode: Decode, operation: object, places: Places, pixels: Field, geometry: Geometry, out: U8,
     pool: kernel.Pool | None,
 ) -> DecodeReport:  # fmt: skip
-    """Decode a field into `out` with `decode`; with padding, also what lies outside of the images."""
+    """Decode a field into `out` with `decode`; with padding, also what is outside of the images."""
     if not isinstance(operation, RandomCrop) or not operation.is_padded:
         return decode(places, pixels, geometry, out, pool)
     sides = read_sides(pixels, places.rows)

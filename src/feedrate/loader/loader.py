@@ -103,8 +103,8 @@ class Loader:
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
         decode: with device="cuda", where images are decoded: "cpu", "gpu", or "auto": on the GPU as much as
             the loop gains from. Pixels are the same; `stats()` tells.
-        allow_addresses: hosts, ["s3://bucket"], where files may lie that the pack names: it needs them for a
-            pack that somebody else may have made, and that names files elsewhere.
+        allow_addresses: hosts, ["s3://bucket"], where files may be that the pack names: it needs them for a
+            pack that another user may have made, and that names files elsewhere.
     """
 
     @takes(Options)
@@ -361,7 +361,7 @@ class Loader:
         return feed
 
     def _look_ahead(self, steps: int, positions_of: Callable[[int], I64], epoch: int) -> Ahead | None:
-        """Begin to fetch what the coming batches need; None: the pack is read where it lies."""
+        """Begin to fetch what the coming batches need; None: the pack is read where it is."""
         pack = self._resources.pack
         if not isinstance(pack, RemotePack):
             return None

@@ -31,7 +31,7 @@ def open_pack(
 
     Args:
         scratch: "auto" or a folder: copy it there while it is read.
-        allow_addresses: where files may lie that a pack names which somebody else may have made.
+        allow_addresses: where files may be that a pack names which another user may have made.
 
     Raises:
         NotFound, StorageError: there is none, or nobody answers.

@@ -40,7 +40,7 @@ class LoaderStats:
         consumer_waited_s: how long the training loop waited for batches.
         makers_waited_s: how long the loader's threads waited because enough batches lay ready, or because the
             device was not yet through with those before.
-        fetch: of a pack that lies elsewhere; None: it is read where it lies.
+        fetch: of a pack that is elsewhere; None: it is read where it is.
         by_pillow: images that the kernel left to Pillow; `pillow_reasons` says why, and how many each.
         cache: what the cache did; None: there is none.
         empty_batches: batches that were left out, since no sample of theirs was good; part of `batches`.

@@ -59,7 +59,7 @@ class Samples:
     Attributes:
         names: paths as the user knows them.
         rows: at least number, image.width and image.height of each.
-        images: where each image file lies in `files`.
+        images: where each image file is in `files`.
         rejected: what was asked for and cannot be decoded, each with its reason.
     """
 
@@ -253,7 +253,7 @@ def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool, filter_:
 
 
 def decode_part(file: bytes, box: FloatBox, side: int, flip: bool, filter_: int = BILINEAR) -> U8:
-    """Return the same of a part whose edges lie between pixels; `resize` alone can cut there."""
+    """Return the same of a part whose edges are between pixels; `resize` alone can cut there."""
     return _finish(_open(file).resize((side, side), filter_, box=box), flip)
 
 

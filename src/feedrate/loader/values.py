@@ -133,7 +133,7 @@ _PARSERS: dict[Kind, Callable[[bytes], Any]] = {
 
 
 def move_boxes(boxes: F32, crop: I32, size: Size, flip: bool) -> F32:
-    """Return boxes as they lie on the cropped, resized, flipped image: clipped, without those left empty."""
+    """Return boxes as they are on the cropped, resized, flipped image: clipped, without those left empty."""
     left, top, right, bottom = (float(edge) for edge in crop)
     height, width = size
     moved = boxes.copy()

@@ -112,7 +112,7 @@ def _read_quota(version: int, folder: Path) -> float | None:
 
 SYSFS = Path("/sys")
 
-# Open MPI; MPICH and Intel MPI. Each rank has them, and nobody else.
+# Open MPI; MPICH and Intel MPI. Each rank has them, and no other user.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 

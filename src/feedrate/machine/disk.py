@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file system and disk lie under a path, what room and speed they have, and where there is scratch."""
+"""Which file system and disk are under a path, what room and speed they have, and where there is scratch."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def describe_storage(
     mountinfo: Path = Path("/proc/self/mountinfo"),
     sys_block: Path = Path("/sys/dev/block"),
 ) -> Storage:
-    """Return what lies under a path; a path that is not there counts as its nearest folder that is."""
+    """Return what is under a path; a path that is not there counts as its nearest folder that is."""
     real = os.path.realpath(path)
     try:
         mount = find_mount(real, parse_mountinfo(mountinfo.read_text(errors="surrogateescape")))
@@ -175,7 +175,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def find_mount(real_path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the mount that a path without links lies on: the deepest, and of those the one made last."""
+    """Return the mount that a path without links is on: the deepest, and of those the one made last."""
     best: Mount | None = None
     for mount in mounts:
         point = mount.mount_point.rstrip("/")
@@ -256,7 +256,7 @@ def find_scratch(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def is_scratch(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder can be written to and lies on a disk of this node."""
+    """Return whether a folder can be written to and is on a disk of this node."""
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         return False
     storage = describe_storage(folder)

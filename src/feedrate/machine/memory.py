@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process may use, how much processes use, and what lies in the page cache."""
+"""How much memory this process may use, how much processes use, and what is in the page cache."""
 
 from __future__ import annotations
 
@@ -215,14 +215,14 @@ def _measure_machine(meminfo: Path) -> MemoryRoom:
 
 
 _PAGES_PER_FILE = 8
-# A page that lies in memory is copied within 2 µs. RWF_NOWAIT starts to read a missing page, and where the
+# A page that is in memory is copied within 2 µs. RWF_NOWAIT starts to read a missing page, and where the
 # disk is quick the page is there before the call returns (seen on a virtual disk): such a call takes longer.
 _FROM_MEMORY_NS = 12_000
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def measure_residency(paths: Sequence[str | os.PathLike[str]], limit: int = 200) -> float | None:
-    """Return the share of the files' pages that lie in the page cache, from at most `limit` files.
+    """Return the share of the files' pages that are in the page cache, from at most `limit` files.
 
     None: unknown, because no file could be read or the file system does not tell.
     """

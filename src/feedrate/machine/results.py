@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What lies under a path.
+    """What is under a path.
 
     Attributes:
         kind: as the kernel names it: `ext4`, `nfs4`, `lustre`, `fuse.sshfs`, `overlay`, `tmpfs`;

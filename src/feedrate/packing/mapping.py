@@ -262,7 +262,7 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def _find_own(name: str, specs: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
-    """Return where a module of the user's own lies; None: there is none of that name that is."""
+    """Return where a module of the user's own is; None: there is none of that name that is."""
     if name not in specs:
         parent, _, _ = name.rpartition(".")
         spec = None

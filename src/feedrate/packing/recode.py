@@ -48,7 +48,7 @@ class Recode:
     """What to do with pixels. At most one of `resize` (shorter side) and `max_side` (longer side) is given.
 
     With `quality` all images are encoded anew; without it only those that were resized, in DEFAULT_QUALITY.
-    With `normalise` images that the kernel does not take, or that lie on their side, become upright baseline
+    With `normalise` images that the kernel does not take, or that are on their side, become upright baseline
     JPEG: coefficient by coefficient where that is possible, else encoded anew in NORMAL_QUALITY.
     With `keep_truncated` images that end too early are stored as PNG, filled up as Pillow does it on request.
     """
@@ -153,7 +153,7 @@ class NewImage(NamedTuple):
 def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bool = True) -> NewImage | None:
     """Return an image as the user wants it stored; None: as it is.
 
-    `may_turn`: an image may be turned upright; not where masks or boxes follow its pixels as they lie.
+    `may_turn`: an image may be turned upright; not where masks or boxes follow its pixels as they are.
 
     Raises:
         UnusableValue: it cannot be decoded.
@@ -200,7 +200,7 @@ def _write_again(data: bytes, orientation: int) -> NewImage | None:
 
 
 def _turn(pixels: U8, orientation: int) -> U8:
-    """Return pixels the right way up, given the EXIF orientation of how they lie."""
+    """Return pixels the right way up, given the EXIF orientation of how they are."""
     if orientation >= 5:
         pixels = np.swapaxes(pixels, 0, 1)
     if orientation in (2, 3, 6, 7):

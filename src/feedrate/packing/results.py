@@ -384,7 +384,7 @@ class VerifyResult:
     extra_files: tuple[str, ...]
     pixels: str = ""  # what packing did to them
     manifest_checked: bool = True  # False: pack.json has no digest of itself
-    is_index: bool = False  # of files that lie where they were
+    is_index: bool = False  # of files that are where they were
 
     @property
     def is_good(self) -> bool:

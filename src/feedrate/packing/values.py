@@ -96,7 +96,7 @@ class ImageFacts(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the format, and whether it lies on its side."""
+        """Return the format, and whether it is on its side."""
         return self.format if self.orientation == 1 else f"rotated {self.format}"
 
     @property
@@ -142,7 +142,7 @@ def inspect_image(data: bytes, *, scan: bool = True, bytes_per_entry: int = AUTO
 
 
 def inspect_headers(data: bytes) -> ImageFacts:
-    """Look at the headers of an image whose pixels are somebody else's business.
+    """Look at the headers of an image whose pixels are another user's business.
 
     Raises:
         UnusableValue: it has none that anybody knows.

@@ -172,7 +172,7 @@ class Place:
         return self._fs, f"{top}/{name}" if self._top else name
 
     def list(self, folder: bytes) -> Iterator[tuple[bytes, PlacedFile | None]]:
-        """Yield what lies in a remote folder: name, and facts of a file; None for a folder."""
+        """Yield what is in a remote folder: name, and facts of a file; None for a folder."""
         fs, top = self.connect(folder)
         start = folder + b"/" if folder else b""
         with explained(self.address(folder)):
@@ -208,7 +208,7 @@ class Place:
 
 
 def split_source(source: str) -> tuple[str, bytes]:
-    """Return the folder or URL that a file lies in, and its name in there."""
+    """Return the folder or URL that a file is in, and its name in there."""
     if not is_url(source):
         folder, name = os.path.split(os.path.abspath(source))
         return folder, os.fsencode(name)

@@ -239,7 +239,7 @@ class Copier:
 def fetch(
     place: Place, file: bytes, span: range, target: Path, told: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Bring the bytes of `span`, of one version of the file; what lies before them is a hole.
+    """Bring the bytes of `span`, of one version of the file; what is before them is a hole.
 
     Errors of the source are tried again.
 

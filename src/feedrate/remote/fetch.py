@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 def coalesce(
     pieces: Iterable[Piece], gap_bytes: int = GAP_BYTES, request_bytes: int = REQUEST_BYTES
 ) -> list[Piece]:
-    """Return requests that cover the pieces: those that lie close together in a file become one.
+    """Return requests that cover the pieces: those that are close together in a file become one.
 
     A request is longer than `request_bytes` only for a piece that is, and at least half of it is wanted.
     """

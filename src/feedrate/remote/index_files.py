@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small files of a pack that lies elsewhere, in a temporary folder: brought when they are first needed.
+"""The small files of a pack that is elsewhere, in a temporary folder: brought when they are first needed.
 
 A folder is locked by its process; one whose process was killed is removed by the next that looks.
 """
@@ -44,11 +44,11 @@ class IndexFolder:
         self.close = weakref.finalize(self, _remove, self.path, self._lock_fd, os.getpid())
         self._busy = threading.Lock()
         self._there: set[Path] = set()
-        # Where a part may lie already, on scratch.
+        # Where a part may be already, on scratch.
         self.find_copy: Callable[[SmallFile], Path | None] = lambda _: None
 
     def locate(self, file: SmallFile) -> Path:
-        """Return where a part will lie."""
+        """Return where a part will be."""
         # Folders lead to other packs, whose parts may have the same names.
         prefix = hashlib.blake2b(file.folder.encode(), digest_size=6).hexdigest() + "-" if file.folder else ""
         return self.path / f"{prefix}{file.name}"
@@ -58,7 +58,7 @@ class IndexFolder:
 
         Raises:
             StorageError: the source cannot be read.
-            PackError: what lies there is not what pack.json describes.
+            PackError: what is there is not what pack.json describes.
         """
         files = list(files)
         if not again and all(self.locate(file) in self._there for file in files):
@@ -88,7 +88,7 @@ class IndexFolder:
         return damaged
 
     def _link(self, file: SmallFile) -> bool:
-        """Use what lies on scratch; it is checked row by row when it is read."""
+        """Use what is on scratch; it is checked row by row when it is read."""
         there = self.find_copy(file)
         if there is None:
             return False
@@ -109,7 +109,7 @@ class IndexFolder:
 
 
 def origin(file: SmallFile | Shard) -> bytes:
-    """Return where a file of a pack lies, relative to the pack."""
+    """Return where a file of a pack is, relative to the pack."""
     return os.fsencode(f"{file.folder}/{file.name}" if file.folder else file.name)
 
 

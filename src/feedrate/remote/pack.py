@@ -215,7 +215,7 @@ class RemotePack(Pack):
         super().close()
         self._finalizer()
 
-    # What differs from a pack of this machine: where files lie.
+    # What differs from a pack of this machine: where files are.
 
     def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
         if not isinstance(file, Shard):
@@ -235,7 +235,7 @@ class RemotePack(Pack):
     def _check_in_place(self) -> None:
         """Ask some of the files that were indexed elsewhere for their sizes: all would take long.
 
-        Others, and those of a pack that lies there itself, are known by their checksums when they are read.
+        Others, and those of a pack that is there itself, are known by their checksums when they are read.
         """
         if self.copy is not None:
             return
@@ -335,7 +335,7 @@ class RemotePack(Pack):
         return far
 
     def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
-        """Return which values lie inside of their shards: no memory is taken for others."""
+        """Return which values are inside of their shards: no memory is taken for others."""
         rooms = self._shard_bytes[self.locate(positions)[0]] - values.length
         possible: npt.NDArray[np.bool_] = (
             (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)

@@ -2,7 +2,7 @@
 """Fetch what coming batches need, in their order, while earlier ones are decoded and trained on.
 
 One thread plans. It takes batches in groups, each planned and asked for as a whole, so that samples of
-several batches that lie close together come in one request. The first group is one batch, to begin at once;
+several batches that are close together come in one request. The first group is one batch, to begin at once;
 each further one is twice as long, until two fill the budget. It is forgotten when its last batch is made.
 
 A group:  PLANNED --requests are on their way--> ARRIVING --its batches are made--> FORGOTTEN
@@ -24,13 +24,13 @@ from feedrate.remote.pack import BatchBytes, FetchedFiles, IsKept, RemotePack
 
 LARGEST_BUDGET_BYTES = 1 << 30
 SMALLEST_BUDGET_BYTES = 32 << 20
-# Of what lies near already, only the rows of the index are kept; they take room too.
+# Of what is near already, only the rows of the index are kept; they take room too.
 LONGEST_GROUP, MOST_GROUPS = 64, 3
 STOP_S = 2.0
 
 
 def choose_budget() -> int:
-    """Return how many bytes may lie ready or be on their way: a share of the memory that the job may use."""
+    """Return how many bytes may be ready or be on their way: a share of the memory that the job may use."""
     return max(SMALLEST_BUDGET_BYTES, min(LARGEST_BUDGET_BYTES, count_usable_memory_bytes() // 16))
 
 
@@ -44,7 +44,7 @@ class _Group:
 
 
 class Ahead:
-    """What lies ready for the batches of one epoch.
+    """What is ready for the batches of one epoch.
 
     Args:
         positions: of a step's samples.
@@ -161,5 +161,5 @@ class Ahead:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes lie ready or are on their way."""
+        """How many bytes are ready or are on their way."""
         return sum(group.files.fetched.size_bytes for group in self._groups)

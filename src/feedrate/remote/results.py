@@ -16,7 +16,7 @@ class FetchStats:
         values_from_scratch: images and other values that were read from whole files on scratch.
         values_from_source: the others: fetched, or read from a file that was still on its way to scratch.
         spoilt_on_scratch: values that were damaged or gone there, and read from the source instead.
-        landed_bytes: shards that lie on scratch now.
+        landed_bytes: shards that are on scratch now.
     """
 
     requests: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte ranges of a pack whose files lie in several places: its own, and the addresses that it names."""
+"""Byte ranges of a pack whose files are in several places: its own, and the addresses that it names."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class MultiSourceReader(RangeReader):
         return reader.read(Piece(name, piece.offset, piece.length), version)
 
     def find(self, file: bytes) -> tuple[Place, bytes]:
-        """Return the place that a file lies in, and its name there."""
+        """Return the place that a file is in, and its name there."""
         if not is_address(os.fsdecode(file)):
             return self.place, file
         reader, name = self._find(file)
@@ -160,7 +160,7 @@ def _is_below(address: str, allowed: str) -> bool:
 
 
 def _find_distrust(pack: str, named: set[str]) -> str:
-    """Return why these addresses may be somebody else's choice; "": they are this user's, or root's."""
+    """Return why these addresses may be another user's choice; "": they are this user's, or root's."""
     # By descriptor: whoever could move folders about could show one pack here and another to who reads it.
     with contextlib.ExitStack() as stack:
         try:
@@ -194,7 +194,7 @@ def _is_alone(info: os.stat_result) -> bool:
 
 
 def check_sizes(reader: MultiSourceReader, shards: Sequence[Shard]) -> None:
-    """Ask some of the shards that lie elsewhere for their sizes: all would take long.
+    """Ask some of the shards that are elsewhere for their sizes: all would take long.
 
     Raises:
         PackError: one has changed since it was indexed.

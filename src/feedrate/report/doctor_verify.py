@@ -96,7 +96,7 @@ def _describe_prediction(v: Verification) -> str:
 
 
 def _describe_range(v: Verification) -> str:
-    """Say where the speed-up may lie, given how much each run's speed varied."""
+    """Say where the speed-up may be, given how much each run's speed varied."""
     if v.before_spread is None or v.after_spread is None or min(*v.before_spread, *v.after_spread) <= 0:
         return ""
     low, high = v.after_spread[0] / v.before_spread[1], v.after_spread[1] / v.before_spread[0]

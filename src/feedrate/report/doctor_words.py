@@ -32,7 +32,7 @@ def clamp(value: float, low: float = 0.0, high: float = 1.0) -> float:
 
 
 def place(value: float, start: float, end: float) -> float:
-    """Return where a value lies between two others, from 0 to 1."""
+    """Return where a value is between two others, from 0 to 1."""
     return clamp((value - start) / (end - start)) if end > start else 0.0
 
 

@@ -40,7 +40,7 @@ _LONG_BYTES = 2 << 30
 
 
 def list_own_folders(scratch: Path) -> list[Path]:
-    """Return where this user's copies may lie on a scratch folder: now, and before."""
+    """Return where this user's copies may be on a scratch folder: now, and before."""
     return [scratch / user_folder(), scratch / OLD_STORE / str(os.getuid())]
 
 
@@ -48,10 +48,10 @@ def list_own_folders(scratch: Path) -> list[Path]:
 def opened_home(scratch: Path, below: Path | None = None) -> Iterator[int | None]:
     """Yield a descriptor of this user's folder on a scratch folder; None: there is none.
 
-    `below`: which of `list_own_folders`; None: where copies lie now.
+    `below`: which of `list_own_folders`; None: where copies are now.
 
     Raises:
-        StorageError: it is a link, or somebody else could have filled it.
+        StorageError: it is a link, or another user could have filled it.
     """
     below = list_own_folders(scratch)[0] if below is None else below
     with contextlib.ExitStack() as stack:
@@ -173,7 +173,7 @@ class Clearing:
                 )
         except Gone:
             pass
-        except StorageError as error:  # somebody else has the name of this user's folder
+        except StorageError as error:  # another user has the name of this user's folder
             self.result.kept.append(Verdict(copy.folder, copy.source, size_bytes, str(error)))
             return
         except Kept as kept:
@@ -255,7 +255,7 @@ def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
 
 
 def is_mine(copy: CopyInfo) -> bool:
-    """Return whether a copy lies in this user's folder, where alone something is ever deleted."""
+    """Return whether a copy is in this user's folder, where alone something is ever deleted."""
     return owner_of(Path(copy.folder).parent) == os.getuid()
 
 

@@ -45,7 +45,7 @@ from feedrate.units import format_bytes, format_count, parse_keep, parse_rate
 
 
 def list_scratch(wish: str | None = None) -> ScratchListing:
-    """Return what lies on one scratch folder, or on those of this node that are known.
+    """Return what is on one scratch folder, or on those of this node that are known.
 
     Raises:
         NotFound: there is no folder of that name.
@@ -87,7 +87,7 @@ def remove_copies(
 
     Raises:
         NotFound: there is no such copy.
-        UsageError: a name fits several, or somebody else's copy.
+        UsageError: a name fits several, or another user's copy.
     """
     clearings = [Clearing(scratch.path, say=say) for scratch in find_scratches(wish)]
     copies = [copy for clearing in clearings for copy in clearing.everybodys]
@@ -221,7 +221,7 @@ def stage(
         streams: reads in flight; None: 8, and 16 behind an address.
         allow_network: let scratch be a file system that other machines serve.
         check: read what is there already, and bring anew what is not as it was copied.
-        allow_addresses: where files may lie that a pack names which somebody else may have made:
+        allow_addresses: where files may be that a pack names which another user may have made:
             ["s3://bucket"].
         watch: told how far it is. say: told what the user should know, a sentence at a time.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source holds that is to be copied: the files of a pack, of a folder, or a single file.
 
-A pack whose files lie in several folders becomes one that lies in one: its pack.json is written anew, and the
+A pack whose files are in several folders becomes one that is in one: its pack.json is written anew, and the
 source's is kept beside it as source-pack.json.
 """
 
@@ -67,7 +67,7 @@ class Contents:
     def locate(self, file: CopiedFile) -> tuple[Place, bytes]:
         """Return where a file is read from."""
         root, name = self.marker.source, file.source_name
-        if is_address(name):  # an index names files that lie elsewhere
+        if is_address(name):  # an index names files that are elsewhere
             root, base = split_source(name)
             return self._places.setdefault(root, Place(root)), base
         if is_url(root):  # storages know no '..'
@@ -89,7 +89,7 @@ def read_contents(
 
     Args:
         attempts: how often a source behind an address is asked; None: as often as for its files.
-        allow_addresses: where files may lie that a pack names which somebody else may have made.
+        allow_addresses: where files may be that a pack names which another user may have made.
 
     Raises:
         NotFound: there is nothing of that name, or a pack lacks one of its files.
@@ -209,7 +209,7 @@ def _read_pack(place: Place, allow_addresses: Sequence[str]) -> Contents:
     small += [_pack_file(part, origins) for part in gathered.parts]
     shards = [_pack_file(shard, origins) for shard in gathered.shards]
     look = _Look(place)
-    # By name: several shards may lie in one file.
+    # By name: several shards may be in one file.
     files = {file.name: look.check(file) for file in [*small, *shards]}
     for name in _list_extras(manifest):
         files |= {file.name: file for file in look.find_extra(name) if file.name not in files}
@@ -257,7 +257,7 @@ def _pack_file(file: Shard | IndexPart | ColumnPart, origins: Mapping[tuple[str,
 
 
 def _list_extras(manifest: Manifest) -> list[str]:
-    """Return the names of what may lie beside the shards, and is not needed to read them."""
+    """Return the names of what may be beside the shards, and is not needed to read them."""
     more = manifest.settings.get("tables")
     tables = [manifest.settings.get("labels"), *(more if isinstance(more, list) else [])]
     names = [str(table.get("name")) for table in tables if isinstance(table, dict)]

@@ -11,7 +11,7 @@
         used          its time: when a lease was taken or given back last
 
 A copy is made aside and renamed, so its folder is never half made. Folders are believed only if they belong
-to this user or to root and nobody else may write to them: what lies there will be trained on. What is looked
+to this user or to root and no other user may write to them: what is there will be trained on. What is looked
 at is what is read: files are reached by the descriptor of the folder that was checked (folder.py).
 """
 
@@ -108,7 +108,7 @@ class Copy:
     that is gone.
 
     Attributes:
-        folder: where it lies, for people and for other programs.
+        folder: where it is, for people and for other programs.
         at: the same folder by the descriptor that was checked, for this process while this object lives.
     """
 
@@ -172,7 +172,7 @@ class Copy:
 
         Raises:
             BadMarker: a marker of this user's is of no use, and cannot be written anew.
-            StorageError: what lies there is not to be trusted.
+            StorageError: what is there is not to be trusted.
         """
         for uid in dict.fromkeys((os.getuid(), ROOT)):
             folder = scratch / user_folder(uid) / marker.folder_name
@@ -212,7 +212,7 @@ class Copy:
         """Return what `find` does; make an empty copy where there is none.
 
         Raises:
-            StorageError: it cannot be made, or what lies there is not to be trusted.
+            StorageError: it cannot be made, or what is there is not to be trusted.
         """
         while True:
             copy = cls.find(scratch, marker)
@@ -260,7 +260,7 @@ class Copy:
         return all(self.has_landed(name) for name in self.files)
 
     def part(self, name: str) -> Path:
-        """Return where a file lies while it is on its way."""
+        """Return where a file is while it is on its way."""
         return Path(self._text(part_name(name)))
 
     def _text(self, name: str) -> str:
@@ -403,10 +403,10 @@ class Held:
 
 
 def hold(path: str | os.PathLike[str]) -> Held | None:
-    """Take a lease on the copy that a path lies in; None: it lies in no copy of this user's or of root's.
+    """Take a lease on the copy that a path is in; None: it is in no copy of this user's or of root's.
 
     Raises:
-        StorageError: it lies where such a copy would, and somebody else could have put it there.
+        StorageError: it is where such a copy would, and another user could have put it there.
     """
     for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         parts = Path(way).parts
@@ -419,7 +419,7 @@ def hold(path: str | os.PathLike[str]) -> Held | None:
 
 def _hold(folder: Path, below: str) -> Held | None:
     try:
-        if not (folder / MARKER).exists():  # no copy, if nobody else had a hand in it
+        if not (folder / MARKER).exists():  # no copy, if no other user had a hand in it
             os.close(open_trusted(folder.parent))
             return None
         copy = Copy.open(folder, instead=Marker("files", "", "", ()))  # a lease needs no more

@@ -55,7 +55,7 @@ def make_user_folder(scratch: Path, *, is_public: bool) -> int:
     """Return a descriptor of this user's folder, made if need be; private, until a copy in it is public.
 
     Raises:
-        StorageError: it cannot be made, or the name is taken by somebody else.
+        StorageError: it cannot be made, or the name is taken by another user.
     """
     folder = scratch / user_folder()
     with writing(folder), contextlib.suppress(FileExistsError):
@@ -83,7 +83,7 @@ def list_folders(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in names if (folder / name).is_dir())
 
 
-# Left free: a disk that is filled to the brim is slow, and somebody else's.
+# Left free: a disk that is filled to the brim is slow, and another user's.
 _SPARE_BYTES = 64 << 20
 
 

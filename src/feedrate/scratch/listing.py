@@ -36,7 +36,7 @@ from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, StagedCopy
 
 
 def list_copies(scratch: Path) -> list[CopyInfo]:
-    """Return what lies on scratch, of all users; of what cannot be read, its owner and why."""
+    """Return what is on scratch, of all users; of what cannot be read, its owner and why."""
     found = []
     for home in list_user_folders(scratch):
         for folder in list_folders(home):

@@ -37,7 +37,7 @@ from feedrate.remote.retry import OPENING, Retry, log
 from feedrate.scratch.marker import BadMarker
 from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 
-# What lies so little behind the end of a file on its way is waited for; else it is read from the source.
+# What is so little behind the end of a file on its way is waited for; else it is read from the source.
 SOON_BYTES = 64 << 20
 
 

@@ -36,10 +36,10 @@ class CopiedFile:
     """A file of a copy.
 
     Attributes:
-        name: where it lies under data/.
+        name: where it is under data/.
         size_bytes, crc32c: of the copy's file; the checksum: None: not known before it was read.
         mtime_ns: the source file's time of change; 0: the source does not tell.
-        origin: where it lies under the source, if not under the same name ("../other/shard-00000.tar"); "":
+        origin: where it is under the source, if not under the same name ("../other/shard-00000.tar"); "":
             nowhere: it was made for the copy.
     """
 
@@ -51,7 +51,7 @@ class CopiedFile:
 
     @property
     def source_name(self) -> str:
-        """Return where it lies under the source; "": nowhere."""
+        """Return where it is under the source; "": nowhere."""
         return self.name if self.origin is None else self.origin
 
 
@@ -164,7 +164,7 @@ def check_marker(found: Marker, told: Marker, folder: Path) -> None:
         )
         bad.is_damaged = False
         raise bad
-    # The digest does not cover all of it: a pack's times may change, and tables may come to lie beside it.
+    # The digest does not cover all of it: a pack's times may change, and tables may come to be beside it.
     files, is_pack = {file.name: file for file in found.files}, told.kind == "pack"
     same = [
         _is_same(files.get(file.name), file) for file in told.files if file.crc32c is not None or not is_pack

@@ -33,7 +33,7 @@ class CopyInfo:
         is_being_written: a process copies into it now.
         is_trusted: this user may read it as if it were the source.
         problem: why nothing else is known of it; "": no problem.
-        is_in_old_place: it lies where copies were before, and is not looked for any more.
+        is_in_old_place: it is where copies were before, and is not looked for any more.
     """
 
     path: str
@@ -68,7 +68,7 @@ class StageResult:
     Attributes:
         path: the copy: what to give to a loader.
         scratch, why: the folder that was chosen, and why that one.
-        copied_files, copied_bytes: brought by this process; the rest was there, or somebody else brought it.
+        copied_files, copied_bytes: brought by this process; the rest was there, or another user brought it.
         resumed_bytes: of files that an earlier, interrupted run had begun.
         is_joined: another process was copying, and this one waited for it.
         is_public: all users of the node may read it, as they may read the source.

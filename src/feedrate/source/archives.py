@@ -123,7 +123,7 @@ class Archive:
 
 
 class ArchiveReader(SpooledReader):
-    """One or several archives whose images lie in class folders, or have no labels.
+    """One or several archives whose images are in class folders, or have no labels.
 
     Raises, when iterated:
         SourceError: there are no images, or not in a way that can be packed, or an archive is refused.
@@ -187,7 +187,7 @@ class ArchiveReader(SpooledReader):
             )
         names = sorted(printable(name) for name in (seconds if depth else tops))
         splits = [name for name in names if name.lower() in SPLIT_NAMES]
-        # One class among others may be called 'train'; two such names are parts, whatever lies beside them.
+        # One class among others may be called 'train'; two such names are parts, whatever is beside them.
         if len(splits) > 1 or splits == names:
             raise SourceError(
                 f"{where} holds the parts of a dataset ({', '.join(splits)}), not classes",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bytes of a source's values, given out in any process that has the source's address.
 
-Most lie in a file as they are. Some only their container can give out: deflated members of a zip, rows of an
+Most are in a file as they are. Some only their container can give out: deflated members of a zip, rows of an
 HDF5 dataset, and what waits in a spool.
 """
 

@@ -34,7 +34,7 @@ from feedrate.units import format_count, printable, shell_quote
 
 BLOCK_FILES = 1 << 14  # whole chunks of a listing
 _OF_THE_DISK = b"lost+found"  # at the top of a file system, for root alone
-Above = frozenset[tuple[int, int]]  # the folders that one lies in, by device and inode
+Above = frozenset[tuple[int, int]]  # the folders that one is in, by device and inode
 Folder = tuple[bytes, Above]  # its path
 
 

@@ -187,7 +187,7 @@ def find_columns(
 
 
 def _refuse_pack(datasets: Mapping[str, Any], address: str) -> None:
-    """Bytes end to end, and where each sample's lie: rows of that would be numbers without an image."""
+    """Bytes end to end, and where each sample's are: rows of that would be numbers without an image."""
     parts = [name.removesuffix("/offset") for name in datasets if name.endswith("/offset")]
     if {"key", "number"} <= datasets.keys() and any(
         f"{part}/{rest}" in datasets for part in parts for rest in ("data", "length")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records whose values all lie in files as they are, so that an index of them is enough.
+"""Records whose values all are in files as they are, so that an index of them is enough.
 
 Values that do not (a list of numbers in an Example, a deflated member) are left out, field by field. Rows of
 contiguous HDF5 datasets do, although a reader would hand them out one by one. Shards behind an address are
@@ -95,7 +95,7 @@ def home_of(record: Record) -> bytes | None:
     """Return the one file that holds a record's values; None: each of them is a file.
 
     Raises:
-        SourceError: they lie in several files, and not each in its own.
+        SourceError: they are in several files, and not each in its own.
     """
     stored = [value for value in record.values.values() if isinstance(value, FileRange)]
     if all(value.file == value.path and not value.offset for value in stored):
@@ -142,7 +142,7 @@ class _RowsInPlace:
         return FileRange(value.path, rows.row_bytes, value.file, offset, value.mtime_ns)
 
     def describe(self, field: Field) -> Field:
-        """Return a field as its values lie in the file: bare, so that type and shape must be the field's."""
+        """Return a field as its values are in the file: bare, so that type and shape must be the field's."""
         rows = self._of_field.get(field.name)
         if rows is None:
             return field
@@ -202,7 +202,7 @@ class Shards:
         return b"" if self.is_single else strip_suffix(file.path) + b"/"
 
     def open(self, place: Place, file: PlacedFile, spool: Spool) -> Reader:
-        """Return the reader of one shard, which lies in `place` now."""
+        """Return the reader of one shard, which is in `place` now."""
         if self.is_tar:
             archive = Archive(place, file, spool, SourceKind.TAR, self.top(file))
             return ShardReader(place, [archive], spool, self.chosen)

@@ -2,7 +2,7 @@
 """Files in a folder or an archive, and a table whose rows say which belong together, with which labels.
 
 The files that the table names are looked for below the folder and nowhere else. Where the members of archives
-lie is kept on disk: there may be millions.
+are is kept on disk: there may be millions.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ class Finder:
         return FileRange(path, info.st_size, path, 0, info.st_mtime_ns)
 
     def relative(self, name: object) -> bytes | None:
-        """Return a path below the folder; None: it lies outside."""
+        """Return a path below the folder; None: it is outside."""
         if not isinstance(name, str):
             return None
         if os.path.isabs(name) and not is_url(self.root):
@@ -354,7 +354,7 @@ class MemberFinder:
 
     def __enter__(self) -> MemberFinder:
         self._asked = Digests()
-        # A database without a name lies on disk where it grows, and is gone when it is closed.
+        # A database without a name is on disk where it grows, and is gone when it is closed.
         self._found = sqlite3.connect("", isolation_level=None)
         try:
             with self._spool:

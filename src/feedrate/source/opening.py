@@ -137,7 +137,7 @@ def _open_table(root: str, options: SourceOptions) -> Reader:
 
 
 def _is_index(place: Place) -> bool:
-    """Return whether a pack.json only describes what lies beside it."""
+    """Return whether a pack.json only describes what is beside it."""
     if place.is_remote:
         return False
     try:
@@ -233,7 +233,7 @@ def is_pattern(source: str) -> bool:
 
 
 def find_files(source: str) -> tuple[Place, list[PlacedFile]]:
-    """Return the files that a pattern names, sorted, and the place that they all lie in.
+    """Return the files that a pattern names, sorted, and the place that they all are in.
 
     Raises:
         NotFound: there are none, or one that the braces name is missing.

@@ -29,7 +29,7 @@ _SMALL_BYTES = 256
 
 
 class FileRange(NamedTuple):
-    """Bytes that lie as they are in a file of the source.
+    """Bytes that are as they are in a file of the source.
 
     Attributes:
         path: what the value is called as a file of its own; it decides key and suffix, and comes back when

@@ -32,7 +32,7 @@ _HINT = "RecordIO files of images, as MXNet's im2rec makes them, can be packed"
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """`start` is where its bytes lie in the file; None: they lie in several pieces."""
+    """`start` is where its bytes are in the file; None: they are in several pieces."""
 
     position: int
     start: int | None

@@ -40,7 +40,7 @@ _MOST_NUMBERS = 2**26
 
 @dataclass(frozen=True, slots=True)
 class BytesFeature:
-    """Where in the record the values lie: start and length of each."""
+    """Where in the record the values are: start and length of each."""
 
     spans: tuple[tuple[int, int], ...]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a zip that a stranger made, one by one from its directory; what lies is refused by name.
+"""The members of a zip that a stranger made, one by one from its directory; what is is refused by name.
 
 zipfile holds an object per member and believes sizes. Here nothing grows with the number of members, and a
 member gives exactly the bytes it declared, or an error.
@@ -37,7 +37,7 @@ _METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class ZipMember:
-    """`header` is where the member's own header lies; its data come behind that."""
+    """`header` is where the member's own header is; its data come behind that."""
 
     name: bytes
     header: int
@@ -95,7 +95,7 @@ def locate_data(stream: BinaryIO, archive: str, member: ZipMember) -> int:
     """Return where a member's data begin, and see that its own header tells what the directory told.
 
     Raises:
-        SourceError: they differ: one of them lies.
+        SourceError: they differ: one of them is.
     """
     stream.seek(member.header)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files, or the pack, that samples come from: where they lie, how big they are, what is timed of them.
+"""The files, or the pack, that samples come from: where they are, how big they are, what is timed of them.
 
 How fast our decoder is on some of them, and how fast samples like these would come from our cache.
 """
@@ -88,7 +88,7 @@ def _describe_files(folder: str, paths: Sequence[str], sizes: Sequence[int]) -> 
 def time_kernel(
     images: Sequence[str], size: tuple[int, int] | None, *, crops: bool, at_once: int = 1
 ) -> KernelTime | None:
-    """Time our decoder on some of the user's image files, where they lie, as a Dataset of a pack calls it.
+    """Time our decoder on some of the user's image files, where they are, as a Dataset of a pack calls it.
 
     Where it does not take all of them, what it takes is weighed by Pillow's time for each kind, and what the
     others would take once they are stored as it likes them is timed, too.
@@ -320,7 +320,7 @@ _OPERATIONS: dict[str, Callable[[tuple[int, int]], ImageOp]] = {
 
 
 def describe_pack(folder: str) -> DataFiles | None:
-    """Describe where a pack lies on this machine; None: it does not, or cannot be read."""
+    """Describe where a pack is on this machine; None: it is not here, or cannot be read."""
     try:
         pack = Pack(folder)
     except (FeedrateError, OSError):

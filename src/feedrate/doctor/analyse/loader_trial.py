@@ -165,7 +165,7 @@ class _Maker:
         chosen, epoch = places % len(samples), int(places[0]) // len(samples)
         geometry = self._artist.draw(epoch, samples.rows[chosen], None)
         widths, heights = geometry.sides
-        # A padded crop reaches beyond its image; what lies there costs nothing.
+        # A padded crop reaches beyond its image; what is there costs nothing.
         for low, high, sides in ((0, 2, widths), (1, 3, heights)):
             np.clip(geometry.boxes[:, low], 0, sides - 1, out=geometry.boxes[:, low])
             np.clip(geometry.boxes[:, high], 1, sides, out=geometry.boxes[:, high])

@@ -240,7 +240,7 @@ class UsedLoader:
 
     @property
     def handed_bytes(self) -> float:
-        """Return what comes to the training process with a batch: of views, all that lies under them."""
+        """Return what comes to the training process with a batch: of views, all that is under them."""
         return max(self.batch_bytes, self.views.copied_bytes if self.views is not None else 0.0)
 
     @property
@@ -360,7 +360,7 @@ class Experiments:
     """What was tried in the run itself. Timings are None when the experiment was not made.
 
     Attributes:
-        device: the training on batches in memory; `as_loaded`: that lie there as a feedrate.Loader's do.
+        device: the training on batches in memory; `as_loaded`: that are laid out as a feedrate.Loader has them.
         drain, again: the loader without training, and the same batches once more.
         trials: the training with other numbers of workers, by these.
         is_repeatable: the same samples gave the same batch twice.
@@ -412,7 +412,7 @@ class Measured:
 
     @property
     def as_loaded_s(self) -> float:
-        """Return the same on a batch that lies in memory as a feedrate.Loader's, as far as that was tried.
+        """Return the same on a batch that is in memory as a feedrate.Loader's, as far as that was tried.
 
         Convolutions take their images channels-last, or planar: that changes what they cost.
         """

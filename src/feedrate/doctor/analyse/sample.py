@@ -222,7 +222,7 @@ class PackStages:
         busy_s: by stage, summed over the threads that prepare batches; waiting inside a stage counts.
         consumer_waited_s, makers_waited_s: the loop for the loader, the loader for the loop.
         by_pillow: share of the samples that the kernel left to Pillow; `reasons` says why, the usual first.
-        cached_share: of the samples, what lies in the loader's cache; None: it has none.
+        cached_share: of the samples, what is in the loader's cache; None: it has none.
     """
 
     batches: int

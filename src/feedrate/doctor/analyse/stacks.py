@@ -114,7 +114,7 @@ def count_looks(
 
 
 def _are_inside(moments: np.ndarray, spans: Sequence[_Span]) -> np.ndarray:
-    """Return which moments lie in one of the spans, which may overlap."""
+    """Return which moments are in one of the spans, which may overlap."""
     if not spans:
         return np.zeros(len(moments), bool)
     starts, ends = np.array(sorted(spans), np.int64).T

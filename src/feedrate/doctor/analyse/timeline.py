@@ -361,7 +361,7 @@ def _make_step(
         seconds[name] += _overlap(intervals, start_ns, end_ns)
     # A second loader of the same step is waited for like the first.
     beside_ns = round(seconds.pop("beside", 0.0) / _NS)
-    # `parts` is sorted by start and free of overlaps, so the pieces of a step lie side by side.
+    # `parts` is sorted by start and free of overlaps, so the pieces of a step are side by side.
     first = _bisect(parts, start_ns)
     for piece_start, piece_end, name in parts[first:]:
         if piece_start >= end_ns:

@@ -250,7 +250,7 @@ def _writes(source: str) -> bool:
 def freeing_s(m: Measured) -> float:
     """Return the time per step in the loop's own header: there, the batch before is given back to the system.
 
-    A batch from a worker lies in shared memory; to unmap many megabytes takes as long as to fill them.
+    A batch from a worker is in shared memory; to unmap many megabytes takes as long as to fill them.
     """
     if m.loader.workers == 0 or m.loader.handed_bytes < 1e6:
         return 0.0

@@ -319,7 +319,7 @@ def remove_shared_memory(run: Path, known: Mapping[int, int], names: Iterable[st
 
 
 def find_recorded(run: Path) -> set[int]:
-    """Return the processes whose records lie in the run folder."""
+    """Return the processes whose records are in the run folder."""
     names = (path.name.partition("-")[0] for path in run.glob("*-*.ring"))
     return {int(name) for name in names if name.isdigit()}
 

@@ -3,7 +3,7 @@
 
     key, number, and every field of numbers    one value per sample
     FIELD                                      raw pixels and arrays that share one shape: N x shape
-    FIELD/data, FIELD/offset, FIELD/length     all else: bytes end to end, and where each sample's lie
+    FIELD/data, FIELD/offset, FIELD/length     all else: bytes end to end, and where each sample's are
 
 Shards are written one by one, in any process, as parts: a part is its samples' bytes end to end. When all are
 there, `packing.build.hdf5_join` lays out the file with `make_layout` and copies them to their places.

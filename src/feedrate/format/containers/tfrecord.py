@@ -234,7 +234,7 @@ def read_records(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def read_in_pieces(stream: BinaryIO, length: int) -> bytes:
-    """Read so many bytes, or what is there: a length that lies costs no more memory than that."""
+    """Read so many bytes, or what is there: a length that is costs no more memory than that."""
     if length <= _CHUNK_BYTES:
         return stream.read(length)
     pieces = []

@@ -149,7 +149,7 @@ class BatchPlan:
         )
 
     def read(self, files: Files, images: Ranges, entries: Ranges, **crops: Unpack[Crops]) -> Flags:
-        """Do the same with files that lie on disk: each is read, checked and planned by one thread, at once.
+        """Do the same with files that are on disk: each is read, checked and planned by one thread, at once.
 
         What cannot be read, or differs from its checksum, is not taken. `fill` then needs no data.
         """
@@ -293,7 +293,7 @@ def resize(
     """Start the two passes of the resize.
 
     Args:
-        counts: images, tiles and pixels; what lies between the passes begins behind the last.
+        counts: images, tiles and pixels; what is between the passes begins behind the last.
         arrays: images, tiles, pixels, bounds, weights and statuses.
         size: height, width and channels of the output.
     """

@@ -271,7 +271,7 @@ class CodeCache:
         return code
 
     def read(self, key: str) -> bytes | None:
-        """Return the code; None: it is not there, is damaged, or somebody else may have written it."""
+        """Return the code; None: it is not there, is damaged, or another user may have written it."""
         with contextlib.suppress(OSError), self._open_folder() as folder:
             if folder is None:
                 return None

@@ -11,7 +11,7 @@ mixing       with the sample before it; labels become soft
 `Finish.plan` draws on the host, `Finish.run` computes where the batch is: on the stream of its copy, or on
 the host. Plain torch and few passes over memory: a compiled version would cost seconds of every start. Images
 come and go as N,C,H,W in channels-last memory; colours are worked on channel by channel, contiguous, and what
-comes after them on rows of W*C values, which is how they lie in memory.
+comes after them on rows of W*C values, which is how they are in memory.
 
 `check_finish` checks what the user asked for: on its own, and against images and labels.
 """

@@ -293,7 +293,7 @@ class GpuDecoder:
 
     @contextlib.contextmanager
     def queueing(self, needed: Mapping[str, int]) -> Iterator[Mapping[str, Any]]:
-        """Lend buffers that are so large, on the stream, while nobody else queues kernels that use them."""
+        """Lend buffers that are so large, on the stream, while no other user queues kernels that use them."""
         import torch
 
         with self._lock, torch.cuda.stream(self.stream):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tier of a cache that lies on the GPU: whole decoded images, filled in the first epoch, never evicted.
+"""The tier of a cache that is on the GPU: whole decoded images, filled in the first epoch, never evicted.
 
 ```
 a sample    ABSENT --claim: a maker decodes it whole--> CLAIMED --keep: its bytes are queued--> HELD
@@ -65,7 +65,7 @@ log = logging.getLogger("feedrate")
 
 
 class GpuTier:
-    """Images by field and position, and the memory they lie in. Any thread may use it.
+    """Images by field and position, and the memory they are in. Any thread may use it.
 
     Attributes:
         is_frozen: no more memory is taken.

@@ -3,7 +3,7 @@
 
 A box is drawn on the batch's first image field and scaled to the size of others, as crops are. Boxes are
 left, top, right, bottom in pixels; an empty one erases, or takes over, nothing. Images are N,H,W*C here: as
-they lie in memory, without an innermost axis of three values, which would be slow to go through.
+they are in memory, without an innermost axis of three values, which would be slow to go through.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RandomErasing:
 
 
 def _find_inside(rows: Any, boxes: Any, size: Size, channels: int) -> Any:
-    """Return which values of images lie in boxes that were drawn for images of a size."""
+    """Return which values of images are in boxes that were drawn for images of a size."""
     import torch
 
     flags = []

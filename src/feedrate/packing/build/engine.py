@@ -157,7 +157,7 @@ def _find_shards(folder: Path) -> Iterator[tuple[str, int]]:
                 found.append((entry.name if is_whole else name, entry.stat().st_size, is_whole))
             except OSError:
                 continue
-    # The whole one counts where a lost job's half lies beside it.
+    # The whole one counts where a lost job's half is beside it.
     for name, size_bytes, _ in sorted(found, key=lambda one: one[2]):
         yield name, size_bytes
 

@@ -108,7 +108,7 @@ class _Join:
         _write(self.fd, data.tobytes(), begin + self.samples * data.itemsize)
 
     def move(self, field: Field, source: int, rows: Any) -> None:
-        """Copy the bytes of a field, and fill in where they lie now."""
+        """Copy the bytes of a field, and fill in where they are now."""
         name = field.name
         offsets, lengths = rows[f"{name}.offset"].copy(), rows[f"{name}.length"].copy()
         if name in self.row_bytes:
@@ -173,7 +173,7 @@ def _copy(source: int, offsets: I64, lengths: I64, target: int, at: int) -> list
 
 
 def _blocks(offsets: I64, lengths: I64) -> Iterator[tuple[int, int]]:
-    """Yield stretches of ranges that lie within a few megabytes of each other; a larger range alone."""
+    """Yield stretches of ranges that are within a few megabytes of each other; a larger range alone."""
     first = 0
     stops = offsets + lengths
     while first < len(offsets):

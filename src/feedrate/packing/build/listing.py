@@ -291,7 +291,7 @@ class Listing:
         return classes[value] if classes is not None and isinstance(value, str) else value
 
     def _read(self, offsets: I64, lengths: I64) -> bytes:
-        """Return what lies there, one behind the other."""
+        """Return what is there, one behind the other."""
         try:
             if self._held is not None:
                 return kernel.join_pieces(self._held, offsets, lengths)

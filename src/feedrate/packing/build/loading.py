@@ -88,7 +88,7 @@ class SampleLoader:
         self._bytes_per_entry = bytes_per_entry
         if mapper is not None:
             mapper.is_recoded = recode.raw or recode.quality is not None or recode.normalise
-        # Masks and boxes follow an image's pixels as they lie in its file.
+        # Masks and boxes follow an image's pixels as they are in its file.
         self._may_turn = not any(field.kind in (Kind.MASK, Kind.BOXES) for field in stored)
 
     def load(self, sample: Sample) -> list[Loaded] | None:

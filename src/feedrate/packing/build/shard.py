@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write one shard and its index part. A task by itself: it needs its source, its target, and nobody else.
+"""Write one shard and its index part. A task by itself: it needs its source, its target, and no other user.
 
 Plain image files, with a label or without, go into a tar many at a time: the kernel reads them, looks at them
 and lays them out, on all threads. What is out of the ordinary goes one by one. Both ways make the same bytes;
@@ -126,7 +126,7 @@ class Bulk:
             facts = batch.members.facts
             where = np.full(len(batch.rows), -1)
             where[batch.chosen] = np.where(facts["left"], -1, np.arange(len(batch.chosen)))
-            # Runs of samples that are done lie between those that are left.
+            # Runs of samples that are done are between those that are left.
             left = np.flatnonzero(where < 0).tolist()
             first = 0
             for stop in [*left, len(where)]:
@@ -329,7 +329,7 @@ def read_done(target: Path, index: str, shard: str, plan: str, container: str) -
 
 
 def read_part_done(target: Path, index: str, shard: str, plan: str, container: str) -> ShardDone | None:
-    """Return what an index part says of its shard, wherever that lies; None: it was made for another plan."""
+    """Return what an index part says of its shard, wherever that is; None: it was made for another plan."""
     index_path = target / index
     if not index_path.exists():
         return None
@@ -403,7 +403,7 @@ class SampleWriter:
         self.samples += 1
 
     def add_written(self, written: Written) -> None:
-        """Note samples that lie in the shard already."""
+        """Note samples that are in the shard already."""
         self._end_piece()
         self._pieces.append(written.rows)
         self.samples += len(written.rows)

@@ -41,7 +41,7 @@ _KINDS = (
     "AlreadyExists", "MissingExtra", "NotFound", "PackError", "SourceError", "StorageError", "UsageError",
 )  # fmt: skip
 _MOST_RESULT_BYTES = 2**20
-# Without the current folder, in which anybody's modules may lie.
+# Without the current folder, in which anybody's modules may be.
 _COMMAND = (
     "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
     "from feedrate.packing.build.slurm import run_job; run_job()"
@@ -206,7 +206,7 @@ def _open_in(folder_fd: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 @contextlib.contextmanager
 def _open_folder(folder: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder for jobs, which nobody else can look or write into.
+    """Yield a descriptor of the folder for jobs, which no other user can look or write into.
 
     Raises:
         FeedrateError: it is a link, or another user's.

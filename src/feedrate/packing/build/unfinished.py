@@ -31,7 +31,7 @@ from feedrate.source.record import SPOOL_NAME
 from feedrate.units import format_bytes, format_count, shell_quote
 
 JOBS_NAME = "packing.jobs"
-SURVEYS_NAME = "packing.surveys"  # of shards that lie elsewhere
+SURVEYS_NAME = "packing.surveys"  # of shards that are elsewhere
 
 
 def check_nesting(source: str, folder: Path) -> None:

@@ -331,7 +331,7 @@ def _find_map(source: str, pack: Pack, wanted: str | Function | None) -> Map | N
 def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
     """Refuse before the work what would be refused after it."""
     added = {f.name: f for f in pack.manifest.added}
-    # Numbers that a column stands before come from the source; its texts would, too, but lie in shards.
+    # Numbers that a column stands before come from the source; its texts would, too, but are in shards.
     stored = {f.name for f in pack.manifest.fields if f.kind is Kind.NUMBER}
     splits = merge.find_splits(pack.manifest)
     for name in defaults:

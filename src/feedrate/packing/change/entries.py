@@ -41,7 +41,7 @@ from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, is_url
 from feedrate.units import format_bytes, shell_quote
 
-# Hidden: it may lie in a folder that was indexed in place, and is no part of what is there.
+# Hidden: it may be in a folder that was indexed in place, and is no part of what is there.
 FOLDER_NAME = ".reindexing"
 # What is read at a time.
 _BLOCK_BYTES = 2**24
@@ -173,7 +173,7 @@ def _list_fields(manifest: Manifest) -> list[Field]:
 
 
 def _count_bytes(manifest: Manifest) -> int:
-    """Return the size of what holds the samples; several shards may lie in one file."""
+    """Return the size of what holds the samples; several shards may be in one file."""
     sizes = {(shard.folder, shard.name): shard.size_bytes for shard in manifest.shards}
     return sum(sizes.values())
 
@@ -218,7 +218,7 @@ def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callab
     if folder.exists():
         with explained(pack.path):
             _keep_only(folder, set())
-            with contextlib.suppress(OSError):  # somebody else's files are in it
+            with contextlib.suppress(OSError):  # another user's files are in it
                 folder.rmdir()
     return manifest
 

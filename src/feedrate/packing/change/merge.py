@@ -57,7 +57,7 @@ class Joined:
     Attributes:
         prefix: goes before its keys and original paths.
         place: takes a file of it and the name that it would have; returns folder and name as they are to
-            stand in pack.json. None: the pack already lies there.
+            stand in pack.json. None: the pack already is there.
         defaults: values of added fields that it lacks.
     """
 
@@ -188,8 +188,8 @@ def _place_shard(
     path, index_path = joined.pack.locate_file(shard), file_path(joined.pack.path, shard.index)
     if shard.is_remote:
         placed[path] = shard.folder, shard.name
-    elif path not in placed:  # several shards may lie in one file
-        # Files that were indexed where they lie are their user's, and stay there.
+    elif path not in placed:  # several shards may be in one file
+        # Files that were indexed where they are are their user's, and stay there.
         place = refer_from(folder) if shard.is_in_place else joined.place
         placed[path] = place(path, stem + path.suffix)
     index_folder, index_name = joined.place(index_path, stem + index_path.suffix)
@@ -349,7 +349,7 @@ class MergeOptions:
     Attributes:
         prefix: keys and original paths of each pack begin with its name: that of its folder, without '.pack'.
         refer: name the files by their paths even where they could be linked.
-        allow_addresses: where files may lie that a pack names which somebody else may have made.
+        allow_addresses: where files may be that a pack names which another user may have made.
     """
 
     prefix: bool = False

@@ -48,7 +48,7 @@ def changing(path: str | os.PathLike[str]) -> Iterator[Pack]:
                 hint="run the same 'feedrate pack' command again to finish it",
             )
         remove_temporaries(folder)
-        pack = Pack(folder)  # as it is now that nobody else changes it
+        pack = Pack(folder)  # as it is now that no other user changes it
         try:
             yield pack
         finally:

@@ -105,7 +105,7 @@ def warm(
 
 
 def measure_pack_residency(pack: Pack) -> float | None:
-    """Return the share of a pack's bytes that lie in the page cache, of samples' own files from a few.
+    """Return the share of a pack's bytes that are in the page cache, of samples' own files from a few.
 
     None where it cannot be said: also of files that are not on this machine.
     """

@@ -260,7 +260,7 @@ def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
 
 
 def _count(numbers: I64) -> dict[int, int]:
-    """Return how often each number is there, in order. They lie close together; np.unique would do, but loads
+    """Return how often each number is there, in order. They are close together; np.unique would do, but loads
     numpy.ma, which takes as long as packing 5,000 small files."""
     least = int(numbers.min())
     counts = np.bincount(numbers - least)

@@ -47,7 +47,7 @@ from feedrate.source.values import UnusableValue
 
 
 def check_in_place(shard: Shard, path: Path, fields: Sequence[Field], part: Part | None) -> Iterator[Problem]:
-    """Yield what is wrong with values that lie in files which were there before."""
+    """Yield what is wrong with values that are in files which were there before."""
     is_loose = shard.container == FILES
     try:
         found = os.stat(path)
@@ -165,7 +165,7 @@ def check_remote(shard: Shard, fields: Sequence[Field], part: Part | None) -> It
 
 
 def _find_span(fields: Sequence[Field], part: Part | None, size_bytes: int) -> range:
-    """Return where in the file the values of a part lie."""
+    """Return where in the file the values of a part are."""
     if part is None or not len(part.rows):
         return range(0)
     names = [field.name for field in fields if field.kind is not Kind.NUMBER]
@@ -208,7 +208,7 @@ def verify(
     """Check all checksums of a pack, and that its manifest, index and tars say the same.
 
     Args:
-        allow_addresses: where files may lie that a pack names which somebody else may have made.
+        allow_addresses: where files may be that a pack names which another user may have made.
 
     Raises:
         NotFound: there is no pack.
@@ -391,7 +391,7 @@ def _expected_member(container: Container, field: Field, part: Part, number: int
     row = part.rows[number]
     key = part.variable["key"][number].decode("ascii")
     if field.kind is Kind.NUMBER:
-        # Its value lies in the index; where the shard holds it again is known to the shard alone.
+        # Its value is in the index; where the shard holds it again is known to the shard alone.
         data = container.dump_number(field, row[field.name].item())
         return Member(container.member_name(key, Content(field, data)), -1, len(data))
     path = part.variable[f"{field.name}.path"][number]
@@ -500,7 +500,7 @@ def _check_table(folder: Path, table: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _find_extra(folder: Path, manifest: Manifest) -> tuple[str, ...]:
     if any(shard.is_in_place for shard in manifest.shards):
-        return ()  # it lies among files of its user
+        return ()  # it is among files of its user
     known = {FILE_NAME, REJECTED_NAME, QUALITY_NAME}
     files = [file for s in manifest.shards for file in (s, s.index)]
     known |= {file.name for file in (*files, *manifest.parts) if not file.folder}

@@ -69,7 +69,7 @@ def index(
 
     Raises:
         NotFound: the source is not there.
-        SourceError: samples do not lie there as they are: compressed, chunked, or nothing that is known.
+        SourceError: samples are not there as they are: compressed, chunked, or nothing that is known.
         AlreadyExists: there is an index already, or something else.
         StorageError: the disk is full or failed; run the same again to go on.
     """
@@ -315,7 +315,7 @@ def look_at_samples(
     *,
     bytes_per_entry: int = AUTO,
 ) -> shard.SampleWriter:
-    """Read some samples of a listing where they lie, and return what can be written about them.
+    """Read some samples of a listing where they are, and return what can be written about them.
 
     Args:
         root, scratch: as `Bytes` has them.

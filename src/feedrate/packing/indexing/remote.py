@@ -107,7 +107,7 @@ def survey(task: SurveyTask) -> None:
     """Bring a shard near and write its survey; the JSON comes last, and appears only when all is there.
 
     Raises:
-        SourceError: the shard is damaged, or its samples do not lie there as they are.
+        SourceError: the shard is damaged, or its samples are not there as they are.
         StorageError: the source or a disk failed, or the shard changed meanwhile.
     """
     source = Place(task.shards.root)

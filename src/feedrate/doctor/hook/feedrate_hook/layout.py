@@ -7,7 +7,7 @@
     RUN/machine.jsonl              written by the doctor's sampler
 
 A ring is HEADER_BYTES of header and then `capacity` records. The header holds MAGIC, VERSION, pid, capacity
-and the number of records ever written (record n lies in slot n % capacity; the count follows the record); at
+and the number of records ever written (record n is in slot n % capacity; the count follows the record); at
 PHASE_OFFSET the phase that the process is in, which its workers read there for their own records.
 
 Every time is time.perf_counter_ns(): CLOCK_MONOTONIC, the same clock in all processes of a node.
@@ -38,7 +38,7 @@ REPLAY = 4  # the user's loop on batches kept in memory: what the device could t
 REPLAY_HALF_PRECISION = 5  # the same under autocast
 REPLAY_HALF_BATCH = 6  # the same on half of each batch
 REPLAY_CHANNELS_LAST = 7  # the same in channels-last layout
-REPLAY_LOADER_LAYOUT = 8  # the same on batches whose images lie in memory as feedrate.Loader's do
+REPLAY_LOADER_LAYOUT = 8  # the same on batches whose images are in memory as feedrate.Loader's do
 PHASES = (
     "real", "drain", "again", "trial", "replay", "replay-half-precision", "replay-half-batch",
     "replay-channels-last", "replay-loader-layout",

@@ -168,7 +168,7 @@ def is_planar(tensor: Any) -> bool:
 
 
 def turn(tensor: Any) -> Any:
-    """A copy that lies channels-last, in the same kind of memory."""
+    """A copy that is channels-last, in the same kind of memory."""
     with torch.no_grad():
         last = torch.channels_last
         result = torch.empty_like(tensor, memory_format=last, pin_memory=tensor.is_pinned())
@@ -275,7 +275,7 @@ def again(log: Any, drained: Drained, loader: Any, least_s: float) -> None:
 
 
 def drain_pack_loader(log: Any, drained: Drained, loader: Any, iterator: Any) -> None:
-    """DRAIN and AGAIN for feedrate's Loader, with what its threads computed: nobody else computes now."""
+    """DRAIN and AGAIN for feedrate's Loader, with what its threads computed: no other user computes now."""
     source = loader_clone.PackSource(loader, iterator)
     try:
         for phase in (layout.DRAIN, layout.AGAIN):

@@ -301,7 +301,7 @@ class Spent:
 
 
 class ChannelsLast(Replay):
-    """Kept batches through a model whose images, weights and optimizer states lie channels-last.
+    """Kept batches through a model whose images, weights and optimizer states are channels-last.
 
     A few steps so, a few as before, in turn: the gain is often smaller than what the machine's other users
     change from one second to the next.
@@ -396,7 +396,7 @@ class ChannelsLast(Replay):
 
 
 class LoaderLayout(Replay):
-    """Kept batches that lie as feedrate.Loader hands them over; the model stays as it is."""
+    """Kept batches that are as feedrate.Loader hands them over; the model stays as it is."""
 
     phase = layout.REPLAY_LOADER_LAYOUT
     least_s = 0.5
@@ -443,7 +443,7 @@ def unique(tensors: list[Any]) -> list[Any]:
 
 
 def states_of(weights: list[Any]) -> list[Any]:
-    """What optimizers keep for these weights: with states that lie otherwise, their steps take longer."""
+    """What optimizers keep for these weights: with states that are otherwise, their steps take longer."""
     base = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if base is None:
         return []

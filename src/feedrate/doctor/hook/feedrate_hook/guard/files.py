@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files once a run is spoilt: what is opened for writing lies in memory, open files lead there or nowhere.
+"""Files once a run is spoilt: what is opened for writing is in memory, open files lead there or nowhere.
 
 What removes, renames or copies does nothing: a script that keeps its last few checkpoints must not remove a
 good one because the new one was not written.

@@ -103,7 +103,7 @@ class Guard:
         os.close(null)
         for mapping in self._mappings():
             mapping.make_private()
-        # Temporary files work as ever: they lie where they will be removed whatever happens.
+        # Temporary files work as ever: they are where they will be removed whatever happens.
         folder = os.path.join(self._scope.run_folder, "temporary")
         os.makedirs(folder, exist_ok=True)
         tempfile.tempdir = os.environ["TMPDIR"] = folder

@@ -79,7 +79,7 @@ class Scope:
                     return True
                 path = os.readlink(f"/proc/self/fd/{path}")
                 if path.endswith(" (deleted)"):
-                    return True  # nobody else can see it
+                    return True  # no other user can see it
             text = os.path.realpath(os.fsdecode(path))
             if text.startswith(HARMLESS_FOLDERS) or (text + os.sep).startswith(self.run_folder + os.sep):
                 return True

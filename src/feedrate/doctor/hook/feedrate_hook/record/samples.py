@@ -111,7 +111,7 @@ def _numpy_state(module: Any) -> Any:
 
 
 def _address_of(bits: Any, told: Any) -> int:
-    """Return where the state lies, or 0 where it is not the one that numpy tells."""
+    """Return where the state is, or 0 where it is not the one that numpy tells."""
     try:
         expected = told["key"].tobytes() + int(told["pos"]).to_bytes(4, sys.byteorder)
         address = int(bits.ctypes.state_address)

@@ -141,7 +141,7 @@ def _look_inside_the_sample() -> None:
 
 def _look() -> None:
     seen = _frames()
-    # While the frames are walked nobody else runs; a sample that is open now was open then.
+    # While the frames are walked no other user runs; a sample that is open now was open then.
     is_undrawn = Sample.is_open and Sample.undrawn >= _ENOUGH_UNDRAWN
     _record(seen, layout.DRAWS_KNOWN * is_undrawn)
 
