@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a zip that a stranger made, one by one from its directory; what is is refused by name.
+"""The members of a zip that a stranger made, one by one from its directory; a false entry is refused.
 
 zipfile holds an object per member and believes sizes. Here nothing grows with the number of members, and a
 member gives exactly the bytes it declared, or an error.

@@ -360,7 +360,7 @@ class Experiments:
     """What was tried in the run itself. Timings are None when the experiment was not made.
 
     Attributes:
-        device: the training on batches in memory; `as_loaded`: that are laid out as a feedrate.Loader has them.
+        device: the training on batches in memory; `as_loaded`: laid out as a feedrate.Loader has them.
         drain, again: the loader without training, and the same batches once more.
         trials: the training with other numbers of workers, by these.
         is_repeatable: the same samples gave the same batch twice.

@@ -189,7 +189,7 @@ def _place_shard(
     if shard.is_remote:
         placed[path] = shard.folder, shard.name
     elif path not in placed:  # several shards may be in one file
-        # Files that were indexed where they are are their user's, and stay there.
+        # Files that were indexed in place belong to their user, and stay there.
         place = refer_from(folder) if shard.is_in_place else joined.place
         placed[path] = place(path, stem + path.suffix)
     index_folder, index_name = joined.place(index_path, stem + index_path.suffix)
