@@ -107,7 +107,7 @@ BOUND = {
         {"fields", "keys", "raw"},
         {"", "hdf5", "tar", "tfrecord"},
     ),
-    "feedrate.kernel.cuda": ({"decoding", "door"}, {"batch", "launcher"}),
+    "feedrate.kernel.cuda": ({"decoding", "binding"}, {"batch", "launcher"}),
     "feedrate.loader.device": (
         {"arguments", "batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
         {"colour", "finish", "gpu_decode", "gpu_tier", "mixing", "transfer"},

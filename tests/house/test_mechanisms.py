@@ -49,7 +49,7 @@ STANDS_IN = {
         {
             "src/feedrate/demo/run.py",
             "src/feedrate/doctor/analyse/data_files.py",
-            "src/feedrate/kernel/door.py",
+            "src/feedrate/kernel/binding.py",
             "src/feedrate/packing/check/describe.py",
             "src/feedrate/source/opening.py",
             "src/feedrate/scratch/source_check.py",

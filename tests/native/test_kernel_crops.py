@@ -12,7 +12,7 @@ from kernel_images import SAMPLINGS, encode, make_jpeg, make_pixels, random_box
 
 from feedrate import kernel
 from feedrate.kernel import pillow
-from feedrate.kernel.door import native
+from feedrate.kernel.binding import native
 
 
 def make_crops(rng: np.random.Generator, sides: list[tuple[int, int]], count: int) -> kernel.Crops:

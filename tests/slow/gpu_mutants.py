@@ -39,11 +39,11 @@ from jpeg_mutations import make_corpus, make_mutant, scan_range
 from cuda_on_cpu import Case, Emulator, build, look
 from cuda_on_cpu import decode as decode_on_cpu
 from feedrate import kernel
+from feedrate.kernel.binding import Status, as_bytes, native
 from feedrate.kernel.cuda import batch as contract
 from feedrate.kernel.cuda.launcher import Module, open_context
 from feedrate.kernel.cuda.nvrtc import CodeCache, find_folder, load_nvrtc
 from feedrate.kernel.decoding import is_pillow_older
-from feedrate.kernel.door import Status, as_bytes, native
 
 MOST_MEMORY = 256 << 20
 BATCH = 480

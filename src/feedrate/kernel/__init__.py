@@ -6,6 +6,6 @@ What the kernel does not decode goes through Pillow (pillow.py) in the same call
 
 from __future__ import annotations
 
+from feedrate.kernel.binding import *  # noqa: F403
 from feedrate.kernel.decoding import *  # noqa: F403
-from feedrate.kernel.door import *  # noqa: F403
 from feedrate.kernel.members import *  # noqa: F403

@@ -14,8 +14,8 @@ import numpy as np
 
 from feedrate.arrays import I32, I64, U8, Flags
 from feedrate.filters import BILINEAR, FILTERS
-from feedrate.kernel import door, pillow
-from feedrate.kernel.door import Files, Pool, Ranges, Status, as_bytes, checked, for_each, native
+from feedrate.kernel import binding, pillow
+from feedrate.kernel.binding import Files, Pool, Ranges, Status, as_bytes, checked, for_each, native
 from feedrate.kernel.pillow import Box
 
 __all__ = [
@@ -91,8 +91,8 @@ def decode_batch(
         by_pillow = dict.fromkeys(range(n), "mask")
     else:
         native.decode_batch(
-            files=files._native, images=door.arrays_of(images, n),
-            entries=None if entries is None else door.arrays_of(entries, n), boxes=boxes.reshape(-1),
+            files=files._native, images=binding.arrays_of(images, n),
+            entries=None if entries is None else binding.arrays_of(entries, n), boxes=boxes.reshape(-1),
             flips=flips.view(np.uint8), filters=filters, before_13=is_pillow_older(filters),
             out=out.reshape(-1), shape=(height, width, channels), raw=is_raw.view(np.uint8),
             pool=None if pool is None else pool._native, bytes_read=bytes_read, details=details.reshape(-1),
@@ -105,7 +105,7 @@ def decode_batch(
         by_pillow = {int(i): native.words(*map(int, details[i])) for i in left_over}
     statuses = details[:, 0].astype(np.int32)
     reasons = {
-        int(i): door.say_outcome(files, images, int(i), details[i])
+        int(i): binding.say_outcome(files, images, int(i), details[i])
         for i in np.flatnonzero(statuses)
         if int(i) not in by_pillow
     }
@@ -115,9 +115,9 @@ def decode_batch(
 
     def decode(i: int) -> None:
         counted = by_pillow[i]
-        data, found = door.read_one(files, images, i)
+        data, found = binding.read_one(files, images, i)
         if found[0]:
-            statuses[i], reasons[i] = int(found[0]), door.say_outcome(files, images, i, found)
+            statuses[i], reasons[i] = int(found[0]), binding.say_outcome(files, images, i, found)
             return
         bytes_read[i] += len(data)
         damaged = statuses[i] == Status.CORRUPT
@@ -190,15 +190,15 @@ def check_size(
     width, height = size
     if raw:
         detail = np.zeros(4, np.int64)
-        native.check_ranges(files._native, door.arrays_of(image, 1), None, detail)
+        native.check_ranges(files._native, binding.arrays_of(image, 1), None, detail)
         if detail[0]:
-            return Status(detail[0]), door.say_outcome(files, image, 0, detail)
+            return Status(detail[0]), binding.say_outcome(files, image, 0, detail)
         has_room = image.length[0] >= width * height
         found = f"{image.length[0]} bytes"
     else:
-        data, detail = door.read_one(files, image, 0)
+        data, detail = binding.read_one(files, image, 0)
         if detail[0]:
-            return Status(detail[0]), door.say_outcome(files, image, 0, detail)
+            return Status(detail[0]), binding.say_outcome(files, image, 0, detail)
         try:
             measured = measure(data)[:2]
         except ValueError as error:
@@ -410,7 +410,7 @@ def decode_crops(
     for_each(look, shared.tolist(), pool)
     sizes = [_count_bytes(windows.get(number)) for number in shared.tolist()]
     most = _WAITING * (1 if pool is None else pool.limit)
-    for part in door.split_by_size(sizes, _MOST_WAITING_BYTES, most):
+    for part in binding.split_by_size(sizes, _MOST_WAITING_BYTES, most):
         some = shared[part]
         for_each(share, some.tolist(), pool)
         for_each(make, np.flatnonzero(np.isin(crops.image, some)).tolist(), pool)

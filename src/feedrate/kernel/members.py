@@ -12,7 +12,7 @@ import numpy as np
 
 from feedrate.arrays import I64, U8, U32, U64
 from feedrate.kernel import pillow
-from feedrate.kernel.door import Pool, Status, as_bytes, native
+from feedrate.kernel.binding import Pool, Status, as_bytes, native
 from feedrate.prelist import take_listed
 
 __all__ = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's function for what is the same in every epoch: found by name, in any process, with the same code.
 
-What goes into it and comes out of it is `mapped.py`'s business.
+What goes into it and comes out of it is the business of build/mapper.py.
 """
 
 from __future__ import annotations

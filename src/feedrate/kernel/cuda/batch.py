@@ -30,8 +30,7 @@ import numpy.typing as npt
 
 from feedrate.arrays import Flags
 from feedrate.filters import BILINEAR, FILTERS
-from feedrate.kernel.decoding import WITH_LOBES, is_pillow_older
-from feedrate.kernel.door import (
+from feedrate.kernel.binding import (
     I32,
     I64,
     U8,
@@ -44,6 +43,7 @@ from feedrate.kernel.door import (
     native,
     split_by_size,
 )
+from feedrate.kernel.decoding import WITH_LOBES, is_pillow_older
 
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack

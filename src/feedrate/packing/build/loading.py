@@ -15,7 +15,7 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_table
 from feedrate.kernel import pillow
 from feedrate.packing.build.listing import Listing, Sample
-from feedrate.packing.build.mapped import LeftOut, Made, Mapper, Plain, find_fields
+from feedrate.packing.build.mapper import LeftOut, Made, Mapper, Plain, find_fields
 from feedrate.packing.check.quality import FILLED, KEPT, MAPPED, NORMALISED, QualityTally, classify
 from feedrate.packing.options import PackOptions
 from feedrate.packing.recode import NewImage, Recode, recode_image, resize_mask, scale_boxes

@@ -35,7 +35,7 @@ from feedrate.kernel import I64, U8, U32, Members
 from feedrate.one_ahead import one_ahead
 from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
-from feedrate.packing.build.mapped import Mapper
+from feedrate.packing.build.mapper import Mapper
 from feedrate.packing.build.plan import BLOCK, ShardTask
 from feedrate.packing.check.quality import QualityTally
 from feedrate.packing.recode import Tally
