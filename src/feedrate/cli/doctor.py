@@ -25,12 +25,11 @@ from typing import TYPE_CHECKING
 from feedrate.cli.arguments import number, positive, share
 from feedrate.cli.output import (
     add_json_arguments,
-    check_json_target,
     check_target,
+    emit,
     ended_like_an_interrupt,
     say,
     show,
-    write_json,
     write_text,
 )
 from feedrate.errors import DoctorError, NotFound, UsageError
@@ -53,7 +52,11 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Di
     The command's own, or 1 where a check says no. Where the doctor ended the command and no check was asked
     for, ENDED_EARLY: what comes after a training in a script must not go on with half of one.
     """
-    from feedrate.report.document import dump_document
+
+    def draw_page() -> str:
+        from feedrate.report.doctor_page import draw_doctor_page
+
+        return draw_doctor_page(diagnosis)
 
     if arguments.full:
         from feedrate.report.doctor import draw_full
@@ -69,12 +72,7 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Di
     if before is not None:
         passed = compare(arguments, diagnosis, before) and passed
     sys.stdout.flush()
-    write_json(arguments, dump_document("doctor", diagnosis))
-    if arguments.html is not None:
-        from feedrate.report.doctor_page import draw_doctor_page
-
-        write_text(arguments.html, draw_doctor_page(diagnosis))
-        talk(f"wrote {arguments.html}")
+    emit(arguments, "doctor", diagnosis, page=draw_page, speak=talk)
     if arguments.trace is not None:
         from feedrate.report.doctor_trace import draw_trace
 
@@ -205,10 +203,8 @@ def run(arguments: argparse.Namespace) -> int:
         ends_standstill=arguments.seconds is not None,
     )
     check_command(command)
-    check_json_target(arguments)
-    for target in (arguments.html, arguments.trace):
-        if target is not None:
-            check_target(target, force=arguments.force)
+    if arguments.trace is not None:
+        check_target(arguments.trace, force=arguments.force)
     if arguments.max_slowdown is not None and arguments.verify is None:
         raise UsageError(
             "--max-slowdown compares with an earlier run, and --verify names none",

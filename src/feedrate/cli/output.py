@@ -86,6 +86,7 @@ def emit(
     path: str = "",
     page: Callable[[], str] | None = None,
     code: int = 0,
+    speak: Callable[[str], None] | None = None,
 ) -> int:
     """End a command: write its text, its JSON document and its page, and return its exit code.
 
@@ -94,6 +95,7 @@ def emit(
         draw: makes the text of the result; there is none where standard output is for JSON.
         path: written in place of a text, as it is: `DATA=$(feedrate stage SOURCE)`.
         page: makes the page, where one was asked for.
+        speak: says what was written; None: `say`.
     """
     from feedrate.report.document import dump_document
 
@@ -104,7 +106,7 @@ def emit(
     write_json(arguments, dump_document(command, result))
     if page is not None and arguments.html is not None:
         write_text(arguments.html, page())
-        say(f"wrote {arguments.html}")
+        (speak or say)(f"wrote {arguments.html}")
     return code
 
 
