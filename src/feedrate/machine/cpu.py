@@ -68,8 +68,8 @@ def read_throttling(folder: Path) -> CpuThrottling | None:
 def read_numbers(path: Path, names: tuple[str, ...]) -> list[int | None]:
     """Return the numbers behind some names in a file of lines "NAME NUMBER"; None: it has not this name."""
     try:
-        pairs = dict(line.split(" ", 1) for line in path.read_text().splitlines())
-    except (OSError, ValueError):
+        pairs = dict(line.partition(" ")[::2] for line in path.read_text().splitlines())
+    except OSError:
         return [None] * len(names)
     return [int(pairs[name]) if name in pairs else None for name in names]
 

@@ -159,10 +159,10 @@ def test_a_run_with_all_of_it_is_measured_as_it_was_written(tmp_path: Path) -> N
     run = run_script(tmp_path, ALL_THREE)
     assert (run.code, run.facts("trouble")) == (0, [])
     measured, diagnosis = judge(run.folder, MachineSummary(cores=4.0))
-    assert measured.idle.count == 2
-    assert measured.views == Views(used_bytes=2 * 16, copied_bytes=2 * 4_000_000)
-    assert measured.start is not None
-    assert (measured.start.name, measured.start.calls) == ("zlib", 40)
+    assert measured.loader.idle.count == 2
+    assert measured.loader.views == Views(used_bytes=2 * 16, copied_bytes=2 * 4_000_000)
+    assert measured.samples.start is not None
+    assert (measured.samples.start.name, measured.samples.start.calls) == ("zlib", 40)
     (idle,) = [finding for finding in diagnosis.findings if finding.code == "workers-idle"]
     assert idle.evidence[0].startswith("2 of 3 workers gave no batch")
 
