@@ -217,7 +217,13 @@ class Editor(ast.NodeVisitor):
         for found in imports:
             name = found.alias.name
             if name == "*":
-                self.project.problems.append(f"{self.file.path}:{node.lineno}: import * hides what it takes")
+                moved = self.project.map
+                if moved.new_module(found.base) != found.base or any(
+                    module == found.base for module, _ in (*moved.names, *moved.homes)
+                ):
+                    self.project.problems.append(
+                        f"{self.file.path}:{node.lineno}: import * hides what it takes"
+                    )
                 return
             home, new = import_words(self.project, found.base, name)
             is_module = f"{found.base}.{name}" in self.project.modules

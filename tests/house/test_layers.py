@@ -87,7 +87,7 @@ INSIDE = {
         {"run"},
         {"findings"},
         {"analyse"},
-        {"facts", "results"},
+        {"facts", "options", "results"},
         {"hook"},
     ],
     "packing": [

@@ -215,6 +215,17 @@ def test_the_hook_stays_named_by_its_own_path(project: Path) -> None:
     assert 'return clock.now_ns() + now_ns(), "feedrate_hook.guard.files"' in text
 
 
+@pytest.mark.parametrize(("module", "is_refused"), [("store.files", True), ("store.tiers", False)])
+def test_an_import_of_everything_is_in_the_way_of_moving_that_module_alone(
+    project: Path, module: str, is_refused: bool
+) -> None:
+    (project / "src/feedrate/all.py").write_text("from feedrate.store.files import *\n")
+    commit(project)
+    done = move(project, f"feedrate.{module} -> feedrate.{module}_moved\n")
+    assert (done.returncode != 0) == is_refused
+    assert ("all.py:1: import * hides what it takes" in done.stderr) == is_refused
+
+
 MERGE = """
 package feedrate.cache: The cache.
 feedrate.store.shelf -> feedrate.cache.store
