@@ -149,3 +149,12 @@ def test_a_path_whose_parents_are_missing_too_is_shown_how_far_it_exists(
 ) -> None:
     assert main(["ls", str(tmp_path / "no" / "such" / "pack")]) == 1
     assert f"hint: the path exists as far as {tmp_path}" in capsys.readouterr().err
+
+
+def test_the_help_of_all_commands_loads_no_result_classes() -> None:
+    code = (
+        "import sys; from feedrate.cli import make_parser; make_parser().format_help();"
+        "print([name for name in sys.modules if name.endswith('.results') or name == 'numpy'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

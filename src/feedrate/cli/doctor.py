@@ -35,7 +35,8 @@ from feedrate.cli.output import (
 from feedrate.errors import DoctorError, NotFound, UsageError
 
 if TYPE_CHECKING:
-    from feedrate.doctor.results import Diagnosis, DoctorOptions
+    from feedrate.doctor.options import DoctorOptions
+    from feedrate.doctor.results import Diagnosis
 
 DEFAULT_MAX_EXPOSED_WAIT = 0.05
 _NARROWEST, _WIDEST = 60, 120  # columns: longer lines are hard to read
@@ -143,7 +144,7 @@ def read_before(path: Path) -> Diagnosis:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from feedrate.doctor.results import DEFAULT_STEPS, DoctorOptions
+    from feedrate.doctor.options import DEFAULT_STEPS, DoctorOptions
 
     seconds = DoctorOptions().seconds
     parser.usage = "feedrate doctor [options] -- COMMAND ..."  # argparse shows the command as "..."
@@ -190,7 +191,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.doctor.results import DoctorOptions
+    from feedrate.doctor.options import DoctorOptions
     from feedrate.doctor.run.command import check_command
 
     command = read_command(arguments.command)

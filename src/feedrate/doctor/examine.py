@@ -30,7 +30,8 @@ from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, judge_death
-from feedrate.doctor.results import LEAST_STEPS, Diagnosis, DoctorOptions
+from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
+from feedrate.doctor.results import Diagnosis
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError
 from feedrate.machine.describe import describe_machine

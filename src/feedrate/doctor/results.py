@@ -1,60 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user may ask of the doctor, what it returns, and a diagnosis read back from its own document."""
+"""What the doctor returns, and a diagnosis read back from its own document."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from feedrate.errors import NotFound, UsageError, clean
+from feedrate.errors import UsageError, clean
 from feedrate.machine.results import Machine
 from feedrate.units import format_factor, is_number
 
-WARMUP_STEPS = 10
-DEFAULT_STEPS = WARMUP_STEPS + 100
-LEAST_STEPS = 10  # of fewer, one odd step would be the verdict
 GAIN_WORTH_NAMING = 1.03  # below this a prediction is not worth a change to a script
 CONTENDED = "contended"  # the code of the finding that others use the machine
 DOCUMENT_VERSION = 1  # of the documents that can be read back
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorOptions:
-    """Of one examination.
-
-    Attributes:
-        steps: training steps to see before the experiments, warm-up included.
-        passive: watch the whole run, change nothing, make no experiments.
-        seconds: the longest that the steps may take, once 20 of them were seen.
-        ends_standstill: end a command that does nothing for so long, also before.
-        scratch: a folder on a local disk, to predict what staging the data there would give.
-    """
-
-    steps: int = DEFAULT_STEPS
-    passive: bool = False
-    seconds: float = 45.0
-    scratch: Path | None = None
-    ends_standstill: bool = False
-
-    def __post_init__(self) -> None:
-        if self.steps < LEAST_STEPS:
-            raise UsageError(f"--steps must be at least {LEAST_STEPS}, got {self.steps}")
-        if not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise UsageError(f"--seconds must be above 0, got {self.seconds:g}")
-        if self.scratch is not None:
-            if not self.scratch.is_dir():
-                raise NotFound(f"no folder at {self.scratch} (--scratch)")
-            if not os.access(self.scratch, os.W_OK | os.X_OK):
-                raise UsageError(f"cannot write to {self.scratch} (--scratch)")
-
-    @property
-    def warmup_steps(self) -> int:
-        """Ten, or a third of the steps where the user asked for few."""
-        return min(WARMUP_STEPS, self.steps // 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.results import Diagnosis, DoctorOptions, Fact, Finding, Remedy
+from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.results import Diagnosis, Fact, Finding, Remedy
 from feedrate.doctor.run import processes as trees
 from feedrate.machine.process import ProcessStat
 from feedrate.report.doctor import draw_diagnosis

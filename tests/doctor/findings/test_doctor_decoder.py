@@ -24,7 +24,8 @@ from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.results import Diagnosis, DoctorOptions
+from feedrate.doctor.options import DoctorOptions
+from feedrate.doctor.results import Diagnosis
 from feedrate.loader.geometry import Geometry
 from feedrate.report.doctor import draw_diagnosis
 from support.doctor_runs import FakeLoop

@@ -15,7 +15,7 @@ from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.examine import judge_run
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, describe_end
-from feedrate.doctor.results import LEAST_STEPS, DoctorOptions
+from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.run.command import PythonCall, check_command, needs_shared_folder, read_python_call
 from feedrate.doctor.run.launch import Observed
 from feedrate.doctor.run.standstill import Standstill

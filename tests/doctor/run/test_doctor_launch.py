@@ -19,7 +19,7 @@ import pytest
 
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.no_result import check_seen
-from feedrate.doctor.results import DoctorOptions
+from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import launch
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError, UsageError
@@ -29,7 +29,7 @@ from feedrate.machine.process import is_alive, read_stat
 DOCTOR = """
 import sys
 from feedrate.doctor.run.launch import run_command
-from feedrate.doctor.results import DoctorOptions
+from feedrate.doctor.options import DoctorOptions
 with run_command(sys.argv[1:], DoctorOptions()) as observed:
     print("observed", observed.exit_code, observed.signal, observed.interrupted, flush=True)
 sys.exit(observed.exit_code)

@@ -14,7 +14,8 @@ import numpy as np
 
 from feedrate.doctor.analyse.records import Process, Records
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.results import LEAST_STEPS, Overhead
+from feedrate.doctor.options import LEAST_STEPS
+from feedrate.doctor.results import Overhead
 from feedrate.stats import median as middle
 
 # Records that are parts of a step, by the name that reports use.

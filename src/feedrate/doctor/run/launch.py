@@ -26,7 +26,7 @@ from pathlib import Path
 
 import feedrate
 from feedrate.doctor.facts import read_facts, read_samples
-from feedrate.doctor.results import DoctorOptions
+from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import sampler
 from feedrate.doctor.run.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.run.processes import (

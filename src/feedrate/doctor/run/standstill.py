@@ -14,7 +14,7 @@ from pathlib import Path
 
 from feedrate.doctor.facts import read_facts
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.results import DoctorOptions
+from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run.processes import find_members
 from feedrate.machine.process import read_file
 from feedrate.units import format_count, format_seconds
