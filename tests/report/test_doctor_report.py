@@ -37,6 +37,17 @@ from support.paths import DATA
 GOLDEN = DATA / "doctor"
 
 
+def test_every_finding_has_its_symptoms_on_the_page_of_troubleshooting_and_a_link_to_them() -> None:
+    docs = GOLDEN.parent.parent.parent / "docs"
+    rows = re.findall(
+        r'^\| <a id="([a-z-]+)"></a>.* \| `([a-z-]+)` \|', (docs / "troubleshooting.md").read_text(), re.M
+    )
+    codes = sorted(one.code for one in CATALOGUE)
+    assert sorted(rows) == [(code, code) for code in codes]
+    linked = re.findall(r"troubleshooting\.md#([a-z-]+)", (docs / "doctor.md").read_text())
+    assert sorted(linked) == codes
+
+
 @pytest.mark.parametrize("name", DIAGNOSES)
 def test_the_screen_is_as_it_was_looked_at(name: str) -> None:
     """`PYTHONPATH=tests python -m support.diagnoses` draws these files anew."""
