@@ -64,6 +64,14 @@ def test_the_old_spelling_of_scratch_works_and_says_the_new_one_once(
     assert err.count("note: --to is now --scratch; the old spelling still works") == 1
 
 
+@pytest.mark.parametrize("words", [["stage", "set", "--scratch", "a"], ["index", "set", "a"]])
+def test_two_folders_by_both_spellings_are_an_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--to", "b"]) == 1
+    assert "error: two folders are named: a, and b by --to" in capsys.readouterr().err
+
+
 def test_nodes_are_told_the_new_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 

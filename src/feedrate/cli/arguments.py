@@ -61,6 +61,17 @@ def add_old_spelling(parser: argparse.ArgumentParser, old: str, *, now: str) -> 
     parser.add_argument(old, action=OldSpelling, dest=f"old_{old.strip('-')}", help=argparse.SUPPRESS)
 
 
+def choose_spelling(value: str | None, old: str | None) -> str | None:
+    """Return what was given, in the new spelling or as `--to`.
+
+    Raises:
+        UsageError: both were given, and differ.
+    """
+    if value is not None and old is not None and value != old:
+        raise UsageError(f"two folders are named: {value}, and {old} by --to", hint="leave out --to")
+    return old if value is None else value
+
+
 def positive(text: str) -> int:
     return whole_number(text, least=1)
 

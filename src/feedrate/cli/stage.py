@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from feedrate.cli.arguments import add_allow_address, add_old_spelling, positive, reader
+from feedrate.cli.arguments import add_allow_address, add_old_spelling, choose_spelling, positive, reader
 from feedrate.cli.output import add_json_arguments, emit, say, show_result
 from feedrate.units import parse_keep, parse_rate
 
@@ -50,7 +50,7 @@ def _checked(parse: Callable[[str], object], text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments.scratch = arguments.scratch or arguments.old_to
+    arguments.scratch = choose_spelling(arguments.scratch, arguments.old_to)
     return _stage_on_nodes(arguments) if arguments.nodes else _stage(arguments)
 
 
