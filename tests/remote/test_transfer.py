@@ -284,6 +284,18 @@ def test_a_file_without_checksum_that_changes_meanwhile_is_named(arrivals: Arriv
     assert arrivals.whole == {}
 
 
+def test_a_changed_file_is_named_also_where_the_next_one_is_about_to_be_done(
+    arrivals: Arrivals, tmp_path: Path
+) -> None:
+    files = []
+    for name in ("one", "two", "three"):
+        (tmp_path / name).write_bytes(os.urandom(3 << 20))
+        when = (tmp_path / name).stat().st_mtime_ns + (name == "one")
+        files.append(Incoming(name, Place(str(tmp_path)), name.encode(), 3 << 20, mtime_ns=when))
+    with pytest.raises(StorageError, match="one was changed while it was copied"):
+        Transfer(2).carry(files, arrivals.open_part, arrivals.arrived)
+
+
 def test_a_server_without_ranges_is_named(arrivals: Arrivals) -> None:
     server = Server({b"one": b"x" * 5000})
     server.answer = lambda *_: b"x" * 5000

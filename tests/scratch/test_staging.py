@@ -9,6 +9,8 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -109,6 +111,24 @@ def test_links_are_followed_and_a_loop_of_them_is_a_sentence(tmp_path: Path, scr
     os.symlink("nowhere", folder / "lost")
     with pytest.raises(StorageError, match="lost is a link that leads nowhere"):
         stage(folder, scratch)
+
+
+def test_a_file_that_vanishes_while_its_folder_is_listed_is_a_sentence(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tree(tmp_path / "plain", TREE)
+
+    def fail(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr("feedrate.scratch.contents.Readers.add", fail)
+    with pytest.raises(StorageError, match=f"cannot list {folder}: No such file"):
+        stage(folder, scratch)
+
+
+def test_staging_loads_no_event_loop() -> None:
+    code = "import sys, feedrate.scratch.commands; print('asyncio' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
 
 
 def test_a_single_file_is_staged(tmp_path: Path, scratch: Path) -> None:

@@ -7,11 +7,11 @@ mount. What a path names can change between two calls; what a descriptor holds c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from feedrate.errors import StorageError
 from feedrate.units import printable
@@ -20,7 +20,7 @@ _AT_ONCE, _GROUP = 8, 64
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened_folder(name: str, dir_fd: int | None = None) -> Iterator[int]:
     """Yield a descriptor of a folder that is no link.
 
@@ -66,9 +66,9 @@ def walk_paths(
             entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
             path = os.path.join(below, entry.name)
-            if entry.name.startswith(b".") or not entry.is_dir():
+            if entry.name.startswith(b".") or not entry.is_dir(follow_symlinks=enters_links):
                 yield path, entry
-            elif enters_links or not entry.is_symlink():
+            else:
                 info = entry.stat()
                 folders.append((path, (info.st_dev, info.st_ino)))
     except OSError as error:
@@ -79,6 +79,19 @@ def walk_paths(
         if identity in above:
             raise StorageError(f"{printable(os.path.join(top, path))} is a link to a folder that it lies in")
         yield from walk_paths(top, enters_links=enters_links, below=path, above=(*above, identity))
+
+
+def measure_files(folder: str | os.PathLike[str], prefix: str = "") -> dict[str, int]:
+    """Return the sizes of all files below a folder, by their path in it; what cannot be read is left out."""
+    sizes: dict[str, int] = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                sizes |= measure_files(entry.path, f"{prefix}{entry.name}/")
+            else:
+                with contextlib.suppress(OSError):
+                    sizes[prefix + entry.name] = entry.stat().st_size
+    return sizes
 
 
 def walk(fd: int, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:

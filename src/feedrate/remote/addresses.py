@@ -97,8 +97,8 @@ class Place:
             yield from self._walk_remote()
             return
         for path, entry in walk_paths(os.fsencode(self.root), enters_links=False):
-            if not entry.name.startswith(b".") and entry.is_file():
-                info = entry.stat()
+            if not entry.name.startswith(b".") and os.path.isfile(entry.path):
+                info = os.stat(entry.path)
                 yield PlacedFile(path, info.st_size, info.st_mtime_ns)
 
     def open(self, file: bytes) -> BinaryIO:

@@ -7,7 +7,6 @@ of its own: paramiko's connections must not be shared, since they take each othe
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 import sys
@@ -353,9 +352,11 @@ def check(place: Place, file: bytes, offset: int, received: Received) -> bytes:
 
 
 class AsyncConnection:
-    """Requests as coroutines on fsspec's own loop."""
+    """Requests as coroutines on fsspec's own loop. Loaded for these alone: asyncio takes a while."""
 
     def __init__(self, place: Place, in_flight: int, trouble: Outage) -> None:
+        import asyncio
+
         self.in_flight = in_flight
         self._place, self._trouble = place, trouble
         self._fs, _ = place.connect()
@@ -363,10 +364,14 @@ class AsyncConnection:
         self._is_closed = False
 
     def ask(self, file: bytes, offset: int, length: int, version: FileVersion | None = None) -> Future[bytes]:
+        import asyncio
+
         received = Received(length, version)
         return asyncio.run_coroutine_threadsafe(self._read(file, offset, received), self._fs.loop)
 
     async def _read(self, file: bytes, offset: int, received: Received) -> bytes:
+        import asyncio
+
         task = asyncio.current_task()
         assert task is not None
         # Whoever has asked may be gone when this fails; asyncio logs an error that nobody has looked at.

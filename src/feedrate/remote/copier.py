@@ -216,8 +216,9 @@ class Copier:
         elif not part.is_closed:  # else it was refused since
             try:
                 self._grow(part, one.future)
-            except Changed as error:
-                part.clear()  # it must not be gone on with
+            except Changed as error:  # of this file, or of one that was handed over before it
+                if not part.is_closed:
+                    part.clear()  # it must not be gone on with
                 self._refuse(part.file, error)
             except BaseException:
                 part.close()

@@ -164,7 +164,8 @@ class RemotePack(Pack):
         self._lock = threading.Lock()  # of the counts, and of what was brought or asked for twice
         self._counts = {"from_scratch": 0, "from_source": 0}
         self._renewed: set[str] = set()  # parts of the index that were brought twice
-        self._asked_again: set[int] = set()  # samples that came from the source a second time
+        # Thread and sample, of what came from the source a second time.
+        self._asked_again: set[tuple[int, int]] = set()
         self._fetched: tuple[BatchBytes, FetchedFiles] | None = None  # see `holding`
         self.reader = sources.MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
         self._direct = _Direct(self.reader)
@@ -427,7 +428,7 @@ class RemotePack(Pack):
         # A second time from the source: a proxy or a memory may have spoilt the first.
         self._fetched = None
         with self._lock:
-            fresh = set(positions[bad].tolist()) - self._asked_again
+            fresh = self._mine(positions[bad]) - self._asked_again
             self._asked_again |= fresh
         if fresh:
             return True
@@ -436,11 +437,15 @@ class RemotePack(Pack):
             self._check_source()
         return super().turn_to_source(field, rows[near], positions[near], statuses[near])
 
+    @staticmethod
+    def _mine(positions: I64) -> set[tuple[int, int]]:
+        return {(threading.get_ident(), position) for position in positions.tolist()}
+
     def _forget_asked(self, positions: I64) -> None:
         """A read is over: whoever reads these samples next may ask for them twice."""
         if self._asked_again:
             with self._lock:
-                self._asked_again.difference_update(positions.tolist())
+                self._asked_again -= self._mine(positions)
 
     def _check_source(self) -> None:
         """Raise StorageError where the folder of single files is gone, and not only some of them."""

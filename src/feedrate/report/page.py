@@ -148,6 +148,7 @@ def draw_frame(
         style: rules beside those that all pages have.
         machine: where the command ran, for the foot of the page.
     """
+    pictures = " img-src data:;" if "data:image/" in body else ""
     foot = "" if machine is None else f'<p class="soft"><small>{show(describe_machine(machine))}</small></p>'
     return f"""<!doctype html>
 <html lang="en">
@@ -155,7 +156,7 @@ def draw_frame(
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+  content="default-src 'none';{pictures} style-src 'unsafe-inline'">
 <title>{show(title)}</title>
 <style>{_STYLE}{style}</style>
 </head>

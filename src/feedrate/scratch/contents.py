@@ -151,12 +151,19 @@ def _read_folder(place: Place) -> Contents:
         for path, entry in walk_paths(os.fsencode(place.root), enters_links=True):
             if entry.name.startswith(b"."):
                 left_out += 1
-            elif entry.is_file():
-                info = entry.stat()
-                readers.add(entry.path, info, is_link=entry.is_symlink())
-                found.append(PlacedFile(path, info.st_size, info.st_mtime_ns))
-            elif entry.is_symlink():
-                raise StorageError(f"{printable(entry.path)} is a link that leads nowhere")
+                continue
+            try:
+                if entry.is_file():
+                    info = entry.stat()
+                    readers.add(entry.path, info, is_link=entry.is_symlink())
+                    found.append(PlacedFile(path, info.st_size, info.st_mtime_ns))
+                elif entry.is_symlink():
+                    raise StorageError(f"{printable(entry.path)} is a link that leads nowhere")
+            except OSError as error:
+                if isinstance(error, StorageError):
+                    raise
+                folder = printable(os.path.dirname(entry.path))
+                raise StorageError(f"cannot list {folder}: {error.strerror}") from error
     files = tuple(_copied(place, file) for file in found)
     if not files:
         raise SourceError(f"{place.root} holds no files", hint="hidden files are not copied")

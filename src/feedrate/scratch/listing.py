@@ -26,7 +26,7 @@ from feedrate.errors import StorageError
 from feedrate.files.atomic import atomic_write
 from feedrate.files.lock import Gone, is_locked
 from feedrate.files.permissions import ROOT, open_trusted, user_name
-from feedrate.files.tree import opened_folder, walk
+from feedrate.files.tree import measure_files
 from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.folder import OLD_STORE, list_folders, list_user_folders
@@ -57,7 +57,7 @@ class Survey:
 
 def survey(copy: Copy) -> Survey:
     """See what is there of all files: one walk, where there may be a million of them."""
-    sizes = _measure_files(copy.data)
+    sizes = measure_files(copy.data)
     landed = {file.name for file in copy.marker.files if sizes.get(file.name) == file.size_bytes}
     partial = {
         file.name: min(size_bytes, file.size_bytes)
@@ -105,7 +105,7 @@ def _describe(folder: Path) -> CopyInfo:
         copy = Copy(folder, read_marker(folder))
         return dataclasses.replace(describe_copy(copy), is_trusted=is_trusted)
     except StorageError as error:
-        sizes = _measure_files(folder / DATA)
+        sizes = measure_files(folder / DATA)
         return CopyInfo(
             path=str(folder / DATA), folder=str(folder), source="", kind="", owner=user_name(info.st_uid),
             uid=info.st_uid, files=0, size_bytes=0, landed_files=len(sizes), landed_bytes=sum(sizes.values()),
@@ -113,15 +113,6 @@ def _describe(folder: Path) -> CopyInfo:
             leases=live_leases(folder / LEASES), is_trusted=is_trusted,
             is_being_written=info.st_uid == os.getuid() and is_locked(folder / WRITER), problem=str(error),
         )  # fmt: skip
-
-
-def _measure_files(folder: Path) -> dict[str, int]:
-    """Return the sizes of all files below a folder, by their path in it; none where it cannot be listed."""
-    sizes = {}
-    with contextlib.suppress(OSError), opened_folder(str(folder)) as fd:
-        for path, info in walk(fd):
-            sizes[path] = info.st_size
-    return sizes
 
 
 def _time(path: Path) -> float:

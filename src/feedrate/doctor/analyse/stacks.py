@@ -23,7 +23,8 @@ _Span = tuple[int, int]  # from, to: lines of a source, or nanoseconds
 # Installed packages, the standard library (in lib64, too, or zipped), code made up at run time, our hook.
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|/lib(64)?/(python|pypy)3[^/]*/|/python3\d+\.zip/"
-    r"|^<(frozen|__array_function__|attrs|decorator)|feedrate_hook|/feedrate/(loader|kernel|format|cache|remote|scratch|files)/"
+    r"|^<(frozen|__array_function__|attrs|decorator)|feedrate_hook"
+    r"|/src/feedrate/(loader|kernel|format|cache|remote|scratch|files)/"
 )
 
 
