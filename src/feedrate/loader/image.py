@@ -267,7 +267,8 @@ class CenterCrop(_Sized):
     def __post_init__(self) -> None:
         super().__post_init__()
         least = max(self.out_size)
-        if self.resize is not None and not (type(self.resize) is int and self.resize >= least):
+        is_int = isinstance(self.resize, int) and not isinstance(self.resize, bool)
+        if self.resize is not None and not (is_int and self.resize >= least):
             raise UsageError(f"resize must be at least {least} (the crop); got {self.resize!r}")
 
     @property

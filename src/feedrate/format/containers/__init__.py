@@ -26,7 +26,8 @@ _WRITTEN_TOGETHER = 256 * 1024
 
 def find_container(name: str) -> Container:
     """Return the container of that name, one of `NAMES`; only its own module is loaded."""
-    container: Container = getattr(importlib.import_module(f"{__name__}.{name}"), _CLASSES[name])()
+    kind = _CLASSES[name]
+    container: Container = getattr(importlib.import_module(f"{__name__}.{name}"), kind)()
     return container
 
 

@@ -340,10 +340,11 @@ def _index(
     ignored: Counter[str] = Counter()
     for one in found:
         ignored.update(one.ignored)
+    todo = {task.number for task in missing}
     return dataclasses.replace(
         result,
         resumed_parts=sum(
-            len(one.checksums) for task, one in zip(tasks, found, strict=True) if task not in missing
+            len(one.checksums) for task, one in zip(tasks, found, strict=True) if task.number not in todo
         ),
         left_out={name: why for one in found for name, why in one.left_out.items()},
         ignored=dict(sorted(ignored.items())),
