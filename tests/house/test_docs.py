@@ -92,3 +92,21 @@ def test_the_training_loops_of_the_overhead_scripts_are_found_by_what_edits_them
     for case in overhead.OWN_CASES.values():
         edited = overhead.add_profiler(overhead.script_of(case).read_text(), case.model, "wait=1", "trace")
         assert "for x, y in loader:\n                prof.step()" in edited
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "ARCHITECTURE.md", *sorted((ROOT / "src" / "feedrate").rglob("README.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_modules_that_a_page_about_the_code_names_are_there(page: Path) -> None:
+    package = ROOT / "src" / "feedrate"
+    near = package if page.name == "ARCHITECTURE.md" else page.parent
+    names = set(re.findall(r"[a-z_/0-9]+\.(?:py|h|cu)\b", page.read_text()))
+    there = {
+        name
+        for name in names
+        if any((folder / name).exists() for folder in (ROOT, package))
+        or any(path.as_posix().endswith(f"/{name}") for path in near.rglob("*"))
+    }
+    assert names - there == set()

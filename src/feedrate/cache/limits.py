@@ -32,7 +32,7 @@ class Tier:
     Attributes:
         limit_bytes: None: as much as there is room for ("auto").
         folder: of a disk.
-        keep: a name under which what is there is found again by later jobs (kept.py).
+        keep: a name under which what is there is found again by later jobs (persistent.py).
     """
 
     kind: TierKind
