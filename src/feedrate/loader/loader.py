@@ -26,7 +26,7 @@ from feedrate.cache.results import CacheStats
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.loader import options as asked
+from feedrate.loader import options as checks
 from feedrate.loader import order as orders
 from feedrate.loader.arguments import check_whole, takes
 from feedrate.loader.batch import Assembler, Batch, Ring, choose_prefetch
@@ -126,14 +126,14 @@ class Loader:
     def _prepare(self, opened: Pack) -> None:
         """Check what was asked for against the pack."""
         options = self._options
-        self._wanted = asked.resolve_fields(opened, options.fields, options.image, options.mode)
+        self._wanted = checks.resolve_fields(opened, options.fields, options.image, options.mode)
         if options.image is None:
-            asked.check_shapes(opened, self._wanted, options.batch_size)
-        reference = asked.find_reference(opened, options.image, options.flip)
+            checks.check_shapes(opened, self._wanted, options.batch_size)
+        reference = checks.find_reference(opened, options.image, options.flip)
         self._sampler = None
         if reference is not None:
             self._sampler = CropSampler(
-                reference, options.image, asked.flip_probability(options.flip), options.seed,
+                reference, options.image, checks.flip_probability(options.flip), options.seed,
                 is_shown=any(w.out_size is not None for w in self._wanted),
                 has_choices=any(len(w.filters or ()) > 1 for w in self._wanted),
             )  # fmt: skip
@@ -186,10 +186,10 @@ class Loader:
         """Return the fields of images that the cache may keep on the GPU."""
         if self._cache is None or self._cache.gpu is None:
             return []
-        asked = f"cache=Cache(gpu={self._cache.gpu.asked!r})"
+        option = f"cache=Cache(gpu={self._cache.gpu.asked!r})"
         if not self._is_sent:
             raise UsageError(
-                f"{asked} keeps samples on the GPU that batches go to, and this loader has none",
+                f"{option} keeps samples on the GPU that batches go to, and this loader has none",
                 hint='device="cuda", or leave out gpu',
             )
         from feedrate.loader.device.gpu_decode import explain_host
@@ -199,7 +199,7 @@ class Loader:
         if reason is None and not names:
             reason = "no field of images is asked for"
         if reason is not None:
-            log.warning("%s: nothing is kept on the GPU, since %s", asked, reason)
+            log.warning("%s: nothing is kept on the GPU, since %s", option, reason)
             return []
         return sorted(names)
 
@@ -467,7 +467,7 @@ class Loader:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of their labels."""
-        return list(asked.find_label(self._resources.pack).classes or ())
+        return list(checks.find_label(self._resources.pack).classes or ())
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: plain numbers and words that JSON can hold.
