@@ -76,6 +76,7 @@ class Node:
         scratch: None: there is none, or none was named; `scratch_free_bytes` is this user's.
         nodes: of this kind that the job takes.
         machine_memory_bytes: what a larger --mem could ask for.
+        pack_folder: where a pack would be made, and what is free there.
     """
 
     name: str
@@ -94,6 +95,8 @@ class Node:
     scratch_free_bytes: Figure | None
     nodes: int = 1
     machine_memory_bytes: Figure | None = None
+    pack_folder: str = ""
+    pack_free_bytes: Figure | None = None
     notes: tuple[str, ...] = ()
 
 
