@@ -30,6 +30,7 @@ class Survey:
         source: how its file system answers.
         is_partial: folders were sampled, the rest is extrapolated; `how` says in words what was looked at.
         took_s: how long looking took.
+        notes: sentences about what is odd: damaged samples, folders that cannot be listed.
     """
 
     dataset: str
@@ -55,6 +56,7 @@ class Survey:
     is_partial: bool
     how: str
     took_s: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
