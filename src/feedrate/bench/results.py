@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bench loader`, `bench kernel` and `demo` return."""
+"""What `bench loader`, `bench kernel`, `speedtest` and `demo` return."""
 
 from __future__ import annotations
 
@@ -147,3 +147,27 @@ class KernelResult:
     sets: tuple[KernelSet, ...]
     machine: Machine
     interpolation: str = "bilinear"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRate:
+    """How many images per second a device takes of a model, on batches that are on it; measured.
+
+    Attributes:
+        device: the name of the GPU, or of the CPU.
+        low, high: quartiles over the windows of the measurement.
+        images: that the rate was measured with.
+        cpu_s_per_image: CPU time of the process meanwhile, all threads.
+    """
+
+    model: str
+    device: str
+    training: bool
+    batch_size: int
+    image_side: int
+    dtype: str
+    images_per_s: float
+    low: float
+    high: float
+    images: int
+    cpu_s_per_image: float
