@@ -38,7 +38,7 @@ def main() -> int:
             what = "training" if training else "forward"
             print(
                 f"{name:12} {what:8} {rate.images_per_s:9,.1f} images/s ({rate.low:,.1f}-{rate.high:,.1f}), "
-                f"batches of {rate.batch_size}, {rate.dtype}, all of ImageNet in {format_seconds(imagenet_s)}",
+                f"batches of {rate.batch_size}, {rate.dtype}, ImageNet in {format_seconds(imagenet_s)}",
                 flush=True,
             )
     document = {

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from feedrate.bench.results import ModelRate
 from feedrate.errors import GpuError, UsageError
 from feedrate.machine.describe import read_cpu_model
+from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.model.results import KNOWN_MODELS, check_model
 from feedrate.stats import median, spread
 
@@ -29,6 +30,7 @@ SIDE = 224
 BATCH_SIZE = 256
 _WARM_UP_STEPS = 3
 _WINDOWS = 8  # of which the interval is made
+_MEMORY_SHARE = 0.5  # of the machine's that a batch may take
 _PATCH = 16  # of the vision transformer, pixels
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -243,8 +245,13 @@ def measure_model(
     import torch
 
     device = torch.device(device)
-    with _quick_convolutions():
+    with quick_convolutions():
         step = Step(make(name, side=side), device, training=training)
+        if device.type == "cpu":
+            # A CPU's memory has no end that could be run against: the system ends a process instead.
+            most = _MEMORY_SHARE * count_usable_memory_bytes() / count_step_bytes(name, side, make)
+            while batch_size > max(most, 1):
+                batch_size //= 2
         batch = _fit(step, batch_size, side)
         rates, cpu_s, images = _time_windows(step, batch, seconds, clock)
     low, high = spread(rates)
@@ -264,7 +271,7 @@ def measure_model(
 
 
 @contextmanager
-def _quick_convolutions() -> Iterator[None]:
+def quick_convolutions() -> Iterator[None]:
     """Let cuDNN try which of its algorithms is the fastest: what trainings do."""
     import torch
 
@@ -283,6 +290,26 @@ def make_batch(device: torch.device, batch_size: int, side: int) -> tuple[torch.
     return images.permute(0, 3, 1, 2), torch.randint(0, 1000, (batch_size,), device=device)
 
 
+def count_step_bytes(name: str, side: int, make: Callable[..., Any] = make_model) -> int:
+    """Return what a training step in float32 keeps for its backward pass, per image."""
+    import torch
+
+    kept: dict[int, int] = {}
+
+    def note(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.device("meta"):
+        model = make(name, side=side)
+        parameters = {one.untyped_storage()._cdata for one in model.parameters()}
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            answers = model(torch.empty(1, 3, side, side))  # holds on to all that is noted
+    del answers
+    return sum(size_bytes for storage, size_bytes in kept.items() if storage not in parameters)
+
+
 def _fit(step: Step, batch_size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest batch that fits, halving; its first steps are done."""
     while True:
@@ -291,7 +318,6 @@ def _fit(step: Step, batch_size: int, side: int) -> tuple[torch.Tensor, torch.Te
             for _ in range(_WARM_UP_STEPS):
                 step(*batch)
             step.synchronize()
-            return batch
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if "memory" not in str(error):
                 raise
@@ -301,6 +327,8 @@ def _fit(step: Step, batch_size: int, side: int) -> tuple[torch.Tensor, torch.Te
                     f"{describe_device(step.device)}",
                     hint="is another process using it? see nvidia-smi; or take smaller images: --size N",
                 ) from error
+        else:
+            return batch
         # Outside of `except`, whose error holds on to the tensors of the step.
         batch_size //= 2
         gc.collect()
