@@ -48,7 +48,7 @@ STANDS_IN = {
     "executors": (
         is_call_of("ThreadPoolExecutor", "ProcessPoolExecutor"),
         {
-            "src/feedrate/demo/run.py",
+            "src/feedrate/bench/images.py",
             "src/feedrate/doctor/analyse/data_files.py",
             "src/feedrate/kernel/binding.py",
             "src/feedrate/packing/check/describe.py",
