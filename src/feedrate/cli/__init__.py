@@ -26,6 +26,7 @@ from feedrate.errors import FeedrateError, clean
 COMMANDS = (
     "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "warm", "quality", "append", "split",
     "add-column", "merge", "stage", "scratch", "fidelity", "bench",
+    "speedtest",
 )  # fmt: skip
 
 # An interrupted one is typed again, and goes on where it was.

@@ -32,6 +32,7 @@ class Survey:
         source: how its file system answers.
         is_partial: folders were sampled, the rest is extrapolated; `how` says in words what was looked at.
         took_s: how long looking took.
+        notes: sentences about what is odd: damaged samples, folders that cannot be listed.
     """
 
     dataset: str
