@@ -155,7 +155,8 @@ class Estimate:
     Attributes:
         answers: by what they are an answer for, in words ("from a pack"); empty words: there is one.
         unit: of the answers: `s` or `bytes`.
-        figures: by what they are, in words; with the unit: `s`, `bytes`, `bytes/s`, `1/s`, or empty.
+        figures: by what they are, in words; with the unit: `s`, `bytes`, `bytes/s`, `files/s`, any
+            word, or empty.
         commands: to type next, in order.
     """
 
