@@ -83,7 +83,7 @@ def _describe_decoding(survey: Survey) -> str:
     if survey.pillow_s is None and survey.feedrate_s is None:
         return "nothing to decode"
     return (
-        f"{say_figure(survey.pillow_s, 's')} with Pillow, {say_figure(survey.feedrate_s, 's')} with feedrate, "
+        f"{say_figure(survey.pillow_s, 's')} with Pillow, {say_figure(survey.feedrate_s, 's')} by feedrate, "
         f"on one core; all cores give {survey.pillow_cores:.3g} and {survey.feedrate_cores:.3g} times as much"
     )
 
