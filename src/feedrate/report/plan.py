@@ -32,9 +32,9 @@ Column = tuple[tuple[str, str], Callable[[Way], str]]
 
 def draw_plan(plan: Plan, width: int | None = None) -> str:
     head = _lay_facts([*describe_survey(plan.survey), *describe_node(plan.node)], width)
-    title = f"{format_count(plan.epochs, 'epoch')} in batches of {plan.batch_size:,}:"
+    title = f"{format_count(plan.epochs, 'epoch')}; as it is, with {format_count(plan.workers, 'worker')}:"
     ways = lay_out(["", title, *_draw_ways(plan, width)], width)
-    unfit: list[Line] = [(one.name, one.why_not) for one in plan.ways if not one.fits]
+    unfit = [f"  {names}: {why}" for why, names in list_unfit(plan).items()]
     lines: list[Line] = [f"  {line}" for line in list_marks(head + ways, _list_figures(plan))]
     lines += ["", "Does not fit here:", *unfit] if unfit else []
     return head + ways + lay_out([*lines, "", *_recommend(plan), *_list_notes(plan.notes)], width)
@@ -145,10 +145,19 @@ def find_way(plan: Plan) -> Way | None:
 def _recommend(plan: Plan) -> list[Line]:
     way = next((one for one in plan.ways if plan.recommended and one.code == plan.recommended), None)
     if way is None:
-        return [f"Nothing is worth doing: {plan.reason}"]
-    lines: list[Line] = [f"Recommended: {way.name}. {plan.reason}"]
+        return [f"Nothing is worth doing: {plan.reason}."]
+    lines: list[Line] = [f"Recommended: {way.name}", f"  {plan.reason[:1].upper()}{plan.reason[1:]}."]
     lines += [f"  It needs {way.needs}."] if way.needs else []
-    return [*lines, *(Command(f"  $ {one}") for one in way.commands)]
+    return [*lines, *(Command(f"    {one}") for one in way.commands)]
+
+
+def list_unfit(plan: Plan) -> dict[str, str]:
+    """Return the names of ways that cannot be gone here, by the reason."""
+    found: dict[str, list[str]] = {}
+    for way in plan.ways:
+        if not way.fits:
+            found.setdefault(way.why_not, []).append(way.name)
+    return {why: "; ".join(names) for why, names in found.items()}
 
 
 def say_pays(way: Way, plan: Plan) -> str:
