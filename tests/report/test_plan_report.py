@@ -9,8 +9,7 @@ import pytest
 
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
 from feedrate.plan.results import Estimate, Plan, Ranking
-from feedrate.report.estimate import draw_estimate
-from feedrate.report.figures import format_spread, list_marks, say_figure, short_time
+from feedrate.report.figures import draw_estimate, format_spread, list_marks, say_figure, short_time
 from feedrate.report.lines import count_cells
 from feedrate.report.plan import draw_plan, draw_ranking
 from feedrate.report.plan_page import draw_plan_page, draw_ranking_page

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures as words: the value, how sure it is, and a mark for what was not measured just now."""
+"""Figures as words: the value, how sure it is, where it comes from. `feedrate estimate` is made of these."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from feedrate.figures import ASSUMED, GIVEN, STORED, Figure
+from feedrate.plan.results import Estimate
+from feedrate.report.lines import Command, Line, lay_out
 from feedrate.units import (
     format_bytes,
     format_duration,
@@ -87,3 +89,25 @@ def list_marks(text: str, figures: Iterable[Figure | None]) -> list[str]:
         if sign in text:
             lines.append(f"{sign} {_LEGEND[origin]}" + (f": {notes}" if notes else ""))
     return [*lines, "no mark: measured just now, or given"] if lines else []
+
+
+def draw_estimate(estimate: Estimate, width: int | None = None) -> str:
+    answers = {name: _say_answer(one, estimate.unit) for name, one in estimate.answers.items()}
+    lines: list[Line] = [f"{estimate.question}:"]
+    if len(answers) == 1:
+        lines = [f"{estimate.question}: {' '.join(filter(None, (*answers, *answers.values())))}"]
+    else:
+        lines += [*answers.items(), ""]
+    lines += [
+        (name, f"{say_value(one.value, unit)} {format_spread(one)}".rstrip(), describe_origin(one))
+        for name, (one, unit) in estimate.figures.items()
+    ]
+    lines += [f"note: {note}" for note in estimate.notes]
+    lines += [Command(f"next: {command}") for command in estimate.commands]
+    return lay_out(lines, width).replace(TIE, " ")
+
+
+def _say_answer(figure: Figure, unit: str) -> str:
+    bounds = say_bounds(figure, unit)
+    rests = f", {figure.origin}" if figure.origin in (STORED, ASSUMED) else ""
+    return say_value(figure.value, unit) + (f" ({bounds})" if bounds else "") + rests
