@@ -157,7 +157,7 @@ def _find_speed(folder: str, found: _Files, numbers: MachineNumbers | None, seco
     if stored is None:
         raise StorageError(
             f"there is no file to read in {folder}, so its speed cannot be measured",
-            hint=f"name a folder that has files, or type: feedrate bench machine --store {shell_quote(folder)}",
+            hint=f"name a folder with files, or type: feedrate bench machine --store {shell_quote(folder)}",
         )
     return stored
 
