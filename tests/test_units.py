@@ -55,7 +55,14 @@ def test_a_printed_size_reads_back_to_within_its_three_digits(size_bytes: int) -
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (999_600, "1.00 MB"), (109_576, "110 KB"), (2.4e9, "2.40 GB"), (1e15, "1.00 PB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999_600, "1.00 MB"),
+        (109_576, "110 KB"),
+        (2.4e9, "2.40 GB"),
+        (1e15, "1.00 PB"),
+    ],
 )
 def test_sizes_print_with_three_digits(size_bytes: float, text: str) -> None:
     assert format_bytes(size_bytes) == text
