@@ -90,8 +90,8 @@ def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
         (["plan"], "error: no dataset is named\n"),
         (["plan", "--what-if", "cores=2"], "error: no dataset is named\n"),
         (["plan", "/d", "--model", "resnet5"], "error: there is no model 'resnet5'\n\nhint: did you mean "
-         "'resnet50'? known: resnet18, resnet50, densenet121, vit_b_16; of another model give what it trains: "
-         "--model-rate"),
+         "'resnet50'? known: resnet18, resnet50, densenet121, vit_b_16; of another model give what it "
+         "trains: --model-rate"),
         (["estimate", "epoch", "/d", "--model", "gpt"], "error: there is no model 'gpt'\n\nhint: known: res"),
         (["plan", "/d", "--what-if", "cores=2", "--machines", "lab.toml"], "error: --what-if changes this"),
         (["plan", "/d", "--machines", "no.toml"], "no.toml"),
