@@ -163,10 +163,19 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer to a one-line question, with the figures that it is made of."""
+    """The answers to a one-line question, with the figures that they are made of.
+
+    Attributes:
+        answers: by what they are an answer for, in words ("from a pack"); empty words: there is one.
+        unit: of the answers: `s` or `bytes`.
+        figures: by what they are, in words; with the unit: `s`, `bytes`, `bytes/s`, `files/s`, any
+            word, or empty.
+        commands: to type next, in order.
+    """
 
     question: str
-    answer: Figure
-    unit: str  # "s" or "bytes"
-    figures: Mapping[str, tuple[Figure, str]]  # by what they are, in words; with the unit
+    answers: Mapping[str, Figure]
+    unit: str
+    figures: Mapping[str, tuple[Figure, str]]
     notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
