@@ -23,7 +23,9 @@ class Survey:
         pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of 224 pixels:
             Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
             entry points. None: no images.
-        pillow_cores, feedrate_cores: what all usable cores gave together, divided by what one gave.
+        whole_s, cached_s: CPU time of our kernel to decode a whole image, and to cut a crop out of one that
+            is decoded. None: not measured.
+        pillow_cores, feedrate_cores: what all `cores` of this machine gave, divided by what one gave.
         pack_s: CPU time to pack one sample: read from memory, scan, checksum, write.
         resident: the share of the bytes that is in the page cache; None: the file system does not tell.
         list_s: listing all of it, in seconds.
@@ -46,6 +48,7 @@ class Survey:
     factor: Figure
     pillow_s: Figure | None
     feedrate_s: Figure | None
+    cores: float
     pillow_cores: float
     feedrate_cores: float
     pack_s: Figure
@@ -55,6 +58,9 @@ class Survey:
     is_partial: bool
     how: str
     took_s: float
+    whole_s: Figure | None = None
+    cached_s: Figure | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,7 @@ class Node:
         to_device_bytes_per_s, gpu_decode_images_per_s: per GPU; None: no GPU, or unknown.
         scratch: None: there is none, or none was named; `scratch_free_bytes` is this user's.
         nodes: of this kind that the job takes.
+        machine_memory_bytes: what a larger --mem could ask for.
     """
 
     name: str
@@ -86,6 +93,8 @@ class Node:
     scratch_path: str
     scratch_free_bytes: Figure | None
     nodes: int = 1
+    machine_memory_bytes: Figure | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,7 @@ class Plan:
     survey: Survey
     node: Node
     epochs: int
-    batch_size: int
+    workers: int
     ways: tuple[Way, ...]
     recommended: str
     reason: str
