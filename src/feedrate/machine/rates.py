@@ -174,6 +174,7 @@ class TrafficMeter:
                 "operations_per_s": round(operations / passed_s, 1),
                 "reads_per_s": round((new.read_operations - old.read_operations) / passed_s, 1),
                 "read_per_s": round((new.read_bytes - old.read_bytes) / passed_s),
+                "write_per_s": round((new.written_bytes - old.written_bytes) / passed_s),
                 "round_trip_s": round(trip_s / operations, 6) if operations > 0 else None,
             }
         self._nfs = now
