@@ -18,7 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"doctor", "packing", "bench", "fidelity"},
+    {"doctor", "packing", "bench", "fidelity", "watch"},
     {"tensorflow", "jax"},
     {"loader"},
     {"source"},

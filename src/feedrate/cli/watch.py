@@ -161,7 +161,7 @@ class View:
         from feedrate.report.watch import Row, list_rows
 
         output = [] if self.child is None else self.child.list_last(min(_OUTPUT_LINES, lines // 5))
-        below = [Row("its output, at last:", "faint"), *map(Row, output)] if output else []
+        below = [Row("the last lines of its output:", "faint"), *map(Row, output)] if output else []
         if self.last is None:
             return [Row("reading ..."), *below]
         room = lines - len(below)

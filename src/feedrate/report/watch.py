@@ -10,6 +10,7 @@ import os
 import sys
 import termios
 import tty
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, TextIO
@@ -29,6 +30,8 @@ from feedrate.watch.results import (
 _LABEL = 9  # cells of the first column
 _NARROW, _WIDE = 60, 110
 _WIDEST = 200
+_TALL = 30  # lines of a screen that has room for all
+_LEAST_TRAFFIC = 10e3  # bytes a second
 _MOST_ROWS = 12  # of other jobs, disks, groups of threads: more are counted
 _UNCUT = 100_000
 
@@ -56,7 +59,7 @@ def list_rows(
 
 def _list_job(job: WatchedJob, cells: int, height: int | None) -> list[Row]:
     rows = [*_head(job, cells), *_verdict(job, cells)]
-    for label, text in _resources(job, cells):
+    for label, text in _resources(job, cells, is_short=height is not None and height < _TALL):
         rows += _label(label, text, cells)
     rows.append(Row(""))
     foot = [Row(f"not visible: {text}", "faint") for text in job.not_visible]
@@ -91,7 +94,8 @@ def _verdict(job: WatchedJob, cells: int) -> list[Row]:
     return rows
 
 
-def _resources(job: WatchedJob, cells: int) -> Iterable[tuple[str, str]]:
+def _resources(job: WatchedJob, cells: int, *, is_short: bool) -> Iterable[tuple[str, str]]:
+    """Yield labels and texts; on a short screen without what is zero."""
     bar = 20 if cells >= _WIDE else 10 if cells >= _NARROW else 0
     for gpu in job.gpus:
         yield f"GPU {gpu.index}", _word_gpu(gpu, bar)
@@ -104,12 +108,17 @@ def _resources(job: WatchedJob, cells: int) -> Iterable[tuple[str, str]]:
     rates = (
         f"{format_bytes(memory.swap_in_bytes_per_s)}/s in, {format_bytes(memory.swap_out_bytes_per_s)}/s out"
     )
-    yield "swap", f"of this job {theirs}; of the machine {format_bytes(memory.swap_used_bytes)}, {rates}"
+    if memory.swap_used_bytes or not is_short:
+        yield "swap", f"of this job {theirs}; of the machine {format_bytes(memory.swap_used_bytes)}, {rates}"
     for store in job.stores[:_MOST_ROWS]:
         yield "disk" if store.kind == "disk" else "mount", _word_store(store, bar)
     received, sent = format_bytes(job.received_bytes_per_s), format_bytes(job.sent_bytes_per_s)
-    yield "network", f"{received}/s in, {sent}/s out"
+    if job.received_bytes_per_s + job.sent_bytes_per_s > _LEAST_TRAFFIC or not is_short:
+        yield "network", f"{received}/s in, {sent}/s out"
     yield "files", _word_files(job)
+    if job.workers:
+        doing = Counter(one.doing for one in job.workers)
+        yield "workers", ", ".join(f"{count} {what}" for what, count in doing.most_common())
 
 
 def _word_gpu(gpu: GpuUse, bar: int) -> str:
@@ -200,7 +209,8 @@ def _list_processes(job: WatchedJob, cells: int, room: int | None) -> list[Row]:
     head = f"{'process':<9}{'pid':>8}{'cores':>7}  {'compute':>7} {'storage':>7} {'queued':>6} {'idle':>5}"
     head += f"{'memory':>10}" + (f"{'threads':>9}{'reads':>12}" if is_wide else "") + "  doing"
     rows = [Row(_shorten(head, cells), "faint")]
-    shown = job.processes if room is None else job.processes[: max(room - 2, 1)]
+    fits = room is None or len(job.processes) + (2 if job.helpers and is_wide else 1) <= room
+    shown = job.processes if fits or room is None else job.processes[: max(room - 2, 1)]
     rows += [Row(_shorten(_word_process(one, is_wide), cells)) for one in shown]
     left = len(job.processes) - len(shown)
     words = [f"{left} more processes"] if left else []

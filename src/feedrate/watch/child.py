@@ -38,6 +38,9 @@ class Child:
         inner = None
         if is_kept:
             self._terminal, inner = pty.openpty()
+            mode = termios.tcgetattr(inner)
+            mode[1] &= ~termios.OPOST  # our terminal will turn "\n" into "\r\n": once is enough
+            termios.tcsetattr(inner, termios.TCSANOW, mode)
             with contextlib.suppress(OSError):
                 size = fcntl.ioctl(_find_terminal(), termios.TIOCGWINSZ, b"\0" * 8)
                 fcntl.ioctl(inner, termios.TIOCSWINSZ, size)

@@ -111,7 +111,6 @@ class JobSampler:
         self._tree = Tree(pid, ignored={os.getpid()})
         self._cores, self._memory, self._traffic = CpuMeter(pid), MemoryMeter(pid), TrafficMeter()
         self._user = name_user(read_user(pid)) or "unknown"
-        self.command = read_command_line(pid)
         self._lines: dict[tuple[int, str], tuple[str, ...]] = {}
         self._before: dict[int, Counters] = {}
         self._threads_before: dict[int, Counters] = {}
@@ -154,7 +153,7 @@ class JobSampler:
         job = WatchedJob(
             pid=self.pid,
             user=self._user,
-            command=self.command,
+            command=self._lines[self.pid, root.name],
             frameworks=self._frameworks,
             age_s=max(0.0, time.clock_gettime(_BOOT_CLOCK) - root.start / os.sysconf("SC_CLK_TCK")),
             seconds=passed_s,

@@ -22,13 +22,14 @@ from feedrate.machine.rates import name_user
 from feedrate.machine.results import GpuProcess
 from feedrate.watch.results import HELPER, TRAINER, WORKER, JobSummary
 
-_KERNEL_PARENT = 2  # kthreadd: what it started is no program
+_INIT, _KERNEL_PARENT = 1, 2  # what kthreadd started is no program
 # What starts jobs and is none itself: shells, terminals, schedulers, containers, notebooks.
 _STARTERS = re.compile(
     r"(ba|da|z|tc|c|k|fi)?sh|login|sshd.*|su|sudo|runuser|tmux.*|screen|systemd.*|init|tini|dumb-init|docker-init"
     r"|conmon|containerd-shim.*|slurmstepd.*|slurm_script|srun|mpirun|mpiexec|pbs_.*|sge_.*|jupyter.*|node|code"
     r"|cron|crond|atd|supervisord|make"
 )
+_LEAST_CORES, _LEAST_BYTES = 0.02, 100e6  # a process that uses less is not worth a line
 _WORKER_NAME = "pt_data_worker"  # torch gives it to the workers of a DataLoader
 _HELPERS = re.compile(r"resource_tracker|semaphore_tracker|torch_shm_manager|_inductor|tensorboard")
 _STARTED_BY_PYTHON = re.compile(r"multiprocessing\.(spawn|forkserver)")
@@ -136,8 +137,10 @@ def find_user(name: str) -> int:
     except KeyError:
         if name.isdecimal() and int(name) < 2**32:
             return int(name)
-    near = [one.pw_name for one in pwd.getpwall() if one.pw_name.startswith(name[:2])][:3]
-    hint = f"users here: {', '.join(near)}" if name and near else None
+    import difflib
+
+    near = difflib.get_close_matches(name, [one.pw_name for one in pwd.getpwall()], n=1)
+    hint = f"did you mean '{near[0]}'?" if near else None
     raise NotFound(f"there is no user '{name}' on this machine", hint=hint)
 
 
@@ -156,7 +159,7 @@ class JobFinder:
         return [s for pid in mine if (s := read_stat(pid)) is not None and s.state not in ("Z", "X")]
 
     def find(self, clock_s: float, on_gpus: Iterable[GpuProcess]) -> list[JobSummary]:
-        """Return the jobs, those on GPUs first, then those that use the most cores."""
+        """Return the jobs, those on GPUs first, then those that use the most cores; small ones left out."""
         stats = {s.pid: s for s in self._read()}
         trees: dict[int, list[ProcessStat]] = {}
         for stat in stats.values():
@@ -165,6 +168,9 @@ class JobFinder:
                 trees.setdefault(root, []).append(stat)
         passed_s = max(clock_s - self._began_s, 1e-3)
         jobs = [self._summarise(root, tree, passed_s, list(on_gpus)) for root, tree in trees.items()]
+        jobs = [
+            job for job in jobs if job.gpus or job.cores >= _LEAST_CORES or job.resident_bytes >= _LEAST_BYTES
+        ]
         return sorted(jobs, key=lambda job: (-job.gpu_memory_bytes, -len(job.gpus), -job.cores))
 
     def _summarise(
@@ -186,8 +192,13 @@ class JobFinder:
 
 def find_root(stat: ProcessStat, stats: Mapping[int, ProcessStat]) -> int | None:
     """Return the first process of the job that a process belongs to; None: it starts jobs and is none."""
-    if _STARTERS.fullmatch(stat.name):
+    if not _may_be_job(stat):
         return None
-    while (above := stats.get(stat.parent)) is not None and not _STARTERS.fullmatch(above.name):
+    while (above := stats.get(stat.parent)) is not None and _may_be_job(above):
         stat = above
     return stat.pid
+
+
+def _may_be_job(stat: ProcessStat) -> bool:
+    is_system = stat.pid in (_INIT, _KERNEL_PARENT) or stat.parent == _KERNEL_PARENT
+    return not is_system and _STARTERS.fullmatch(stat.name) is None

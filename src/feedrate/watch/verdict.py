@@ -138,7 +138,7 @@ def _find_crowd(job: WatchedJob) -> Verdict | None:
     cores = job.cores
     if queued < _QUEUED or cores.idle > 0.25 * cores.limit:
         return None
-    reason = f"ready to run, but without a core, {_percent(queued)} of the time"
+    reason = f"its processes are ready to run, and have no core, {_percent(queued)} of the time"
     if cores.others >= _SHARED_CORES * cores.limit:
         name = "" if cores.biggest_other is None else f", most by {cores.biggest_other[0]}"
         reason += f"; others use {cores.others:.1f} of {cores.limit:g} cores{name}"
@@ -146,7 +146,7 @@ def _find_crowd(job: WatchedJob) -> Verdict | None:
         return _verdict(job, "contended", "Other processes take the machine", reason, remedy)
     if job.workers and len(job.workers) + len(job.trainers) > cores.limit:
         many = format_count(len(job.workers), "worker")
-        reason = f"{many} and the training share {cores.limit:g} cores: they are {reason}"
+        reason = f"{many} and the training share {cores.limit:g} cores; {reason}"
         if cores.allowed < cores.machine:
             reason += f"; the machine has {cores.machine}"
         remedy = "fewer workers, or more cores (Slurm: --cpus-per-task)"
@@ -163,17 +163,18 @@ def _judge_workers(job: WatchedJob) -> Verdict:
         waits += f", and {_word_gpus(job)} {_percent(gpu)} busy"
     if trainer.idle >= _WAITS:
         if workers.storage >= _WAITS and workers.storage >= workers.computing:
-            reason = f"{waits}, while {many} wait for storage {_percent(workers.storage)} of it"
+            reason = (
+                f"{waits}, while {many} {_verb(job, 'wait')} for storage {_percent(workers.storage)} of it"
+            )
             return _storage(job, reason)
         if workers.computing + workers.queued >= _MOSTLY:
-            reason = f"{waits}, while {many} compute {_percent(workers.computing)} of it"
+            reason = f"{waits}, while {many} {_verb(job, 'compute')} {_percent(workers.computing)} of it"
             return _busy_workers(job, reason)
         if workers.idle >= _COMPUTES:
-            reason = f"{waits}, and {many} sleep {_percent(workers.idle)} of it: something else is waited for"
-            return _cannot_tell(job, reason + _word_network(job))
-        reason = (
-            f"{waits}; {many} compute {_percent(workers.computing)}, sleep {_percent(workers.idle)} of it"
-        )
+            reason = f"{waits}, and {many} {_verb(job, 'sleep')} {_percent(workers.idle)} of it"
+            return _cannot_tell(job, f"{reason}: something else is waited for{_word_network(job)}")
+        computing = f"{_verb(job, 'compute')} {_percent(workers.computing)}"
+        reason = f"{waits}; {many} {computing} of it and {_verb(job, 'sleep')} {_percent(workers.idle)}"
         return _cannot_tell(job, reason)
     if gpu is not None and trainer.computing >= _COMPUTES:
         computes = f"the training process computes {_percent(trainer.computing)} of the time on its core"
@@ -186,7 +187,7 @@ def _judge_workers(job: WatchedJob) -> Verdict:
     if job.free_gpus and job.frameworks:
         return _unused_gpu(job)
     reason = f"the training waits {_percent(trainer.idle)} of the time"
-    reason += f"; {many} sleep {_percent(workers.idle)} of it, having nothing to do"
+    reason += f", and {many} {_verb(job, 'sleep')} {_percent(workers.idle)} of it, ahead of it"
     return _good(f"{reason}; {cores.job:.1f} of {cores.limit:g} cores are used")
 
 
@@ -294,6 +295,10 @@ def _mean(processes: Sequence[WatchedProcess]) -> Shares:
 
 def _word_gpus(job: WatchedJob) -> str:
     return "the GPU is" if len(job.gpus) == 1 else f"the {len(job.gpus)} GPUs are"
+
+
+def _verb(job: WatchedJob, verb: str) -> str:
+    return f"{verb}s" if len(job.workers) == 1 else verb
 
 
 def _word_network(job: WatchedJob) -> str:
