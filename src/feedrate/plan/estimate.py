@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
 from feedrate.machine.disk import find_scratch
-from feedrate.machine.numbers import find_store
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import measure_store, measure_writes
+from feedrate.model.numbers import find_store
 from feedrate.model.ways import copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, measure_memory, note_age

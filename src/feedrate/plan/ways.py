@@ -22,18 +22,24 @@ from feedrate.plan.results import Node, Plan, Survey, Way
 from feedrate.units import format_count
 
 # What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
-_MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
+MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
 _WORTH = 0.93  # of the time in place: what saves less is not worth typing
 _NEARLY = 1.05  # of the shortest run: a simpler way may take so much longer
 
 
 def make_plan(
-    survey: Survey, node: Node, *, epochs: int = 90, workers: int = 4, notes: Sequence[str] = ()
+    survey: Survey,
+    node: Node,
+    *,
+    epochs: int = 90,
+    workers: int = 4,
+    batch_size: int = 256,
+    notes: Sequence[str] = (),
 ) -> Plan:
-    """Lay the ways side by side; `workers`: that the script's DataLoader has now."""
-    case = Case(survey, node, workers)
+    """Lay the ways side by side; `workers` and `batch_size`: of the script's DataLoader as it is now."""
+    case = Case(survey, node, workers, batch_size)
     recipes = [recipe for recipe in RECIPES if is_made_for(recipe, survey, node)]
-    figures = {**collect_figures(survey, node), "error": _MODEL_ERROR}
+    figures = {**collect_figures(survey, node), "error": MODEL_ERROR}
     gpus = node.gpus * node.nodes
 
     def evaluate(**values: float) -> list[float]:
