@@ -95,7 +95,26 @@ def format_seconds(seconds: float) -> str:
         return f"{_three_digits(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return format_days(seconds)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def format_days(seconds: float) -> str:
+    """Return `3 days 04 h`, `120 days`, `27 years`: what takes longer than anybody waits for."""
+    days, hours = divmod(round(seconds / 3600), 24)
+    if days >= 2 * 365:
+        return f"{format_number(round(days / 365.25))} years"
+    return f"{days} days {hours:02d} h" if days < 100 else f"{round(seconds / 86400)} days"
+
+
+def format_duration(seconds: float) -> str:
+    """Return `4m10s`, `1h05m`, `3d04h`: a time in seven cells, for tables."""
+    if seconds >= 48 * 3600 - 30:
+        text = format_days(seconds).replace(" days", "d").replace(" years", "y")
+    else:
+        text = format_seconds(seconds).replace(" min", "m")
+    return text.replace(" ", "")
 
 
 def format_age(seconds: float) -> str:

@@ -18,10 +18,10 @@ from feedrate.doctor.findings.catalogue import entry_of
 from feedrate.doctor.findings.machine import is_shm_error
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Finding, Remedy, RunFacts
-from feedrate.doctor.run.command import read_python_call
 from feedrate.doctor.run.launch import Observed
 from feedrate.doctor.run.standstill import LOADERS
 from feedrate.errors import DoctorError
+from feedrate.machine.command import read_python_call
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.units import format_bytes, format_count, format_seconds

@@ -115,7 +115,7 @@ class Case:
         if recipe.best_workers:
             # Workers that wait for a store need no core, but each takes memory.
             most = int(max(4 * v["cores"] / self.ranks, workers))
-            workers = find_workers(load, store, most, each=self.ranks)
+            workers = max(find_workers(load, store, most, each=self.ranks), workers)
             load = load.with_(readers=workers * self.ranks)
         processes = _PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]

@@ -14,7 +14,7 @@ from feedrate.units import format_bytes, shell_quote
 RESIZE = 256
 MARGIN = 0.9  # of a memory limit: the rest is left to what nobody counted
 GPU_CACHE_SHARE = 0.5  # of a GPU's memory: the model comes first
-_ENOUGH_SCRATCH = 0.98
+_ENOUGH_ROOM = 0.98
 _LEAST_KEPT = 0.1
 
 
@@ -141,8 +141,11 @@ def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node,
         free = node.scratch_free_bytes
         if node.scratch is None or free is None:
             return "no scratch disk is known: name one with --scratch DIR"
-        if outcome.copy_bytes > free.value * _ENOUGH_SCRATCH:
+        if outcome.copy_bytes > free.value * _ENOUGH_ROOM:
             return f"needs {format_bytes(outcome.copy_bytes)} of scratch, {format_bytes(free.value)} are free"
+    free = node.pack_free_bytes
+    if free is not None and outcome.pack_bytes > free.value * _ENOUGH_ROOM:
+        return f"the pack needs {format_bytes(outcome.pack_bytes)}, {format_bytes(free.value)} are free"
     if recipe.more_memory:
         most, wanted = node.machine_memory_bytes or node.memory_bytes, outcome.memory_bytes / MARGIN
         if wanted <= node.memory_bytes.value:
@@ -171,8 +174,7 @@ def list_commands(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node) 
     lines, pack = [], survey.dataset
     if recipe.packed and survey.kind != "pack":
         pack = (os.path.basename(survey.dataset.rstrip("/")).split(".")[0] or "data") + ".pack"
-        if recipe.on_scratch:
-            pack = os.path.join(node.scratch_path, pack)
+        pack = os.path.join(node.scratch_path if recipe.on_scratch else node.pack_folder, pack)
         options = f" --resize {RESIZE}" if recipe.resized else ""
         options += " --entries gpu" if recipe.gpu_decode else ""
         lines.append(f"feedrate pack {shell_quote(survey.dataset)} {shell_quote(pack)}{options}")

@@ -32,6 +32,7 @@ class Survey:
         source: how its file system answers.
         is_partial: folders were sampled, the rest is extrapolated; `how` says in words what was looked at.
         took_s: how long looking took.
+        notes: sentences about what is odd: damaged samples, folders that cannot be listed.
     """
 
     dataset: str
@@ -76,6 +77,7 @@ class Node:
         scratch: None: there is none, or none was named; `scratch_free_bytes` is this user's.
         nodes: of this kind that the job takes.
         machine_memory_bytes: what a larger --mem could ask for.
+        pack_folder: where a pack would be made, and what is free there.
     """
 
     name: str
@@ -94,6 +96,8 @@ class Node:
     scratch_free_bytes: Figure | None
     nodes: int = 1
     machine_memory_bytes: Figure | None = None
+    pack_folder: str = ""
+    pack_free_bytes: Figure | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -159,10 +163,19 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer to a one-line question, with the figures that it is made of."""
+    """The answers to a one-line question, with the figures that they are made of.
+
+    Attributes:
+        answers: by what they are an answer for, in words ("from a pack"); empty words: there is one.
+        unit: of the answers: `s` or `bytes`.
+        figures: by what they are, in words; with the unit: `s`, `bytes`, `bytes/s`, `files/s`, any
+            word, or empty.
+        commands: to type next, in order.
+    """
 
     question: str
-    answer: Figure
-    unit: str  # "s" or "bytes"
-    figures: Mapping[str, tuple[Figure, str]]  # by what they are, in words; with the unit
+    answers: Mapping[str, Figure]
+    unit: str
+    figures: Mapping[str, tuple[Figure, str]]
     notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()

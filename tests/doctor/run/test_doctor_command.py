@@ -16,10 +16,10 @@ from feedrate.doctor.examine import judge_run
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, describe_end
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
-from feedrate.doctor.run.command import PythonCall, check_command, needs_shared_folder, read_python_call
-from feedrate.doctor.run.launch import Observed
+from feedrate.doctor.run.launch import Observed, needs_shared_folder
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
+from feedrate.machine.command import PythonCall, check_command, read_python_call
 from support.doctor_runs import MS, FakeLoop, FakeProcess
 
 
@@ -54,7 +54,7 @@ def test_a_command_that_cannot_run_is_refused_with_what_was_meant(
     words: list[str], message: str, hint: str | None
 ) -> None:
     with pytest.raises((NotFound, UsageError)) as caught:
-        check_command(words)
+        check_command(words, "feedrate doctor")
     assert message in str(caught.value)
     assert caught.value.hint is None if hint is None else hint in str(caught.value.hint)
 
@@ -72,7 +72,7 @@ def test_a_command_that_cannot_run_is_refused_with_what_was_meant(
 )
 @pytest.mark.usefixtures("folder")
 def test_a_command_that_may_run_is_let_through(words: list[str]) -> None:
-    check_command(words)
+    check_command(words, "feedrate doctor")
 
 
 @pytest.mark.parametrize(

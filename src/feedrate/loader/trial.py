@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from feedrate import kernel
-from feedrate.doctor.analyse.metrics import LoaderTrial
 from feedrate.errors import FeedrateError
 from feedrate.loader.batch import DEFAULT_PREFETCH, Ring
 from feedrate.loader.geometry import CropSampler
 from feedrate.loader.image import CenterCrop, ImageOp, RandomResizedCrop, Resize
 from feedrate.loader.pipeline import Feed, Meter
+from feedrate.loader.results import LoaderTrial
 from feedrate.loader.samples import IMAGE, Samples, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.process import read_queued_s
