@@ -29,12 +29,19 @@ from feedrate.units import (
         ("1.5 GiB", 3 * 2**29),
         ("2k", 2000),
         ("1tb", 10**12),
+        ("2PB", 2 * 10**15),
+        ("1p", 10**15),
         ("7 B", 7),
         ("1.5P", 1_500_000_000_000_000),
     ],
 )
 def test_sizes_are_read_in_the_ways_people_write_them(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
+
+
+def test_a_size_that_no_number_holds_is_refused() -> None:
+    with pytest.raises(UsageError, match="400 digits"):
+        parse_bytes("9" * 400)
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "1XB", "1.2.3GB", "twelve"])

@@ -36,7 +36,10 @@ def parse_bytes(text: str) -> int:
         unit += "B"
     if match is None or unit not in _BYTE_UNITS:
         raise UsageError(f"'{text}' is not a size", hint="write it like 256MB, 1.5GB or 512MiB")
-    size_bytes = int(float(match.group(1)) * _BYTE_UNITS[unit])
+    size = float(match.group(1)) * _BYTE_UNITS[unit]
+    if not math.isfinite(size):
+        raise UsageError(f"a size of {len(match.group(1))} digits is no size", hint="write it like 256MB")
+    size_bytes = int(size)
     if size_bytes < 1:
         raise UsageError(f"a size must be at least 1 byte, got '{text}'")
     return size_bytes

@@ -59,7 +59,7 @@ class SpeedOptions:
 
 
 class Choice(NamedTuple):
-    """The device to train on. `unused`: a sentence about a GPU that is here; `install`: what lets torch use it."""
+    """The device to train on. `unused`: a sentence about a GPU here; `install`: what lets torch use it."""
 
     device: torch.device
     unused: str = ""

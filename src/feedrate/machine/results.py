@@ -111,6 +111,7 @@ class StoreSpeed:
         write_bytes_per_s, create_s: writing one file, and what a small new one takes; None: not tried.
         streams: readers at a time, when `files_per_s` and `total_bytes_per_s` were measured.
         cold_share: the part of what was read that was not in memory before; None: not known.
+        shared_bytes_per_s: what it gives all nodes together; None: not known, and taken to be what one gets.
     """
 
     path: str
@@ -130,6 +131,7 @@ class StoreSpeed:
     write_bytes_per_s: Figure | None = None
     create_s: Figure | None = None
     stat_s: Figure | None = None
+    shared_bytes_per_s: Figure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from feedrate.model.pipeline import Pipeline, best_workers, soft_max
+from feedrate.model.scale import share
 
 CORES, WORKERS, SOURCE = "cores", "workers", "source"  # names of limits, beside those of a Pipeline
 COPY_STREAMS = 8  # reads in flight of `feedrate stage`
@@ -38,13 +39,14 @@ class Store:
     create_s: float
     keeps_pages: bool
 
-    def shared_by(self, readers: float) -> Store:
-        """Return what one of several nodes has of it when all read at once."""
-        return replace(
-            self,
-            total_bytes_per_s=self.total_bytes_per_s / readers,
-            files_per_s=self.files_per_s / readers,
-        )
+    def shared_by(self, nodes: int, shared_bytes_per_s: float | None = None) -> Store:
+        """Return what one of several nodes has of it when all read at once.
+
+        `shared_bytes_per_s`: what it gives all of them; None: what one was seen to get.
+        """
+        each = share(self.total_bytes_per_s, shared_bytes_per_s, nodes)
+        files_per_s = self.files_per_s * each / self.total_bytes_per_s
+        return replace(self, total_bytes_per_s=each, files_per_s=files_per_s)
 
 
 @dataclass(frozen=True, slots=True)

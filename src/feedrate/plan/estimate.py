@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
@@ -318,7 +319,7 @@ def _judge_memory(size: Figure, limit: Figure) -> str:
     return f"it does not fit: {format_bytes(_needed(size.value))} are needed {has}, training included"
 
 
-def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: object) -> Plan:
+def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: Any) -> Plan:
     survey = survey_dataset(dataset, seconds=seconds, say=say)
     found = describe_node(dataset, scratch="", say=say, **node)
     return make_plan(survey, found, epochs=2, workers=workers)

@@ -56,6 +56,8 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     }
     if survey.pillow_wait_s is not None:
         found["pillow_wait_s"] = survey.pillow_wait_s
+    if survey.source.shared_bytes_per_s is not None:
+        found["shared_bytes_per_s"] = survey.source.shared_bytes_per_s
     found |= name_store("source", survey.source)
     if node.scratch is not None:
         found |= name_store("scratch", node.scratch)
@@ -107,7 +109,7 @@ class Case:
         source = make_store("source", v, keeps_pages=self.survey.source.keeps_pages is not False)
         # A way that lacks scratch is shown as one that does not fit, with some numbers.
         scratch = make_store("scratch", v, keeps_pages=True) if "scratch_file_s" in v else source
-        shared = source.shared_by(self.node.nodes)
+        shared = source.shared_by(self.node.nodes, v.get("shared_bytes_per_s"))
         store = scratch if recipe.is_local else shared
         error = v.get("error", 1.0)
 

@@ -202,19 +202,17 @@ def measure_waiting(paths: Sequence[str]) -> Figure | None:
             found = measure_file_residency(path)
             if found is not None and found[1] > _RESIDENT:
                 continue
-            began, cpu, queued = time.perf_counter(), time.thread_time(), read_queued_s()
+            began, cpu, queued = time.perf_counter(), time.thread_time(), _read_queued_s()
             with Image.open(path) as image:
                 image.convert("RGB")
-            wait_s = time.perf_counter() - began - (time.thread_time() - cpu) - (read_queued_s() - queued)
+            wait_s = time.perf_counter() - began - (time.thread_time() - cpu) - (_read_queued_s() - queued)
             waits.append(max(wait_s, 0.0))
             _drop(path)
-        except (
-            Exception
-        ):  # whatever Pillow raises for a file that it does not decode, and files that are gone
+        except Exception:  # whatever Pillow raises, and files that are gone
             continue
-    return (
-        Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR) if len(waits) > 2 else None
-    )
+    if len(waits) < 3:
+        return None
+    return Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
 
 
 def _drop(path: str) -> None:
@@ -222,7 +220,7 @@ def _drop(path: str) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read_queued_s() -> float:
+def _read_queued_s() -> float:
     """Return how long this thread was ready to run and had no core."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
