@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from io import BytesIO
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomllib
 from PIL import Image
 
 from feedrate.bench.images import CLASSES, cut_texture, draw_scene, make_photograph
