@@ -22,14 +22,16 @@ from feedrate.model.ways import (
 
 SLOW = Store(
     stat_s=0.002, file_s=0.006, read_s=0.002, stream_bytes_per_s=50e6, total_bytes_per_s=100e6,
-    files_per_s=2000, warm_file_s=2e-5, warm_bytes_per_s=4e9, write_bytes_per_s=80e6, create_s=0.004, keeps_pages=True,
+    files_per_s=2000, warm_file_s=2e-5, warm_bytes_per_s=4e9, write_bytes_per_s=80e6, create_s=0.004,
+    keeps_pages=True,
 )  # fmt: skip
 FAST = Store(2e-5, 1e-4, 5e-5, 1e9, 3e9, 1e5, 2e-5, 4e9, 1e9, 5e-5, True)
 PHOTOS = Load(10_000, 110e3, True, cpu_s=0.007, core_gain=2.0, readers=2, device_s=0.0)
 
 stores = st.builds(
     Store, st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e5, 1e10),
-    st.floats(1e6, 1e11), st.floats(1, 1e6), st.floats(1e-6, 1e-3), st.floats(1e8, 1e10), st.floats(1e6, 1e10),
+    st.floats(1e6, 1e11), st.floats(1, 1e6), st.floats(1e-6, 1e-3), st.floats(1e8, 1e10),
+    st.floats(1e6, 1e10),
     st.floats(1e-6, 1), st.booleans(),
 )  # fmt: skip
 loads = st.builds(
