@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from feedrate.model.pipeline import Pipeline, best_workers, soft_max
+from feedrate.model.scale import share
 
 CORES, WORKERS, SOURCE = "cores", "workers", "source"  # names of limits, beside those of a Pipeline
 COPY_STREAMS = 8  # reads in flight of `feedrate stage`
@@ -32,13 +33,11 @@ class Store:
     create_s: float
     keeps_pages: bool
 
-    def shared_by(self, readers: float) -> Store:
-        """Return what one of several nodes has of it when all read at once."""
-        return replace(
-            self,
-            total_bytes_per_s=self.total_bytes_per_s / readers,
-            files_per_s=self.files_per_s / readers,
-        )
+    def shared_by(self, nodes: int, store_bytes_per_s: float | None = None) -> Store:
+        """Return what one of several nodes has of it when all read at once, of files as of bytes."""
+        total = share(self.total_bytes_per_s, store_bytes_per_s, nodes)
+        files = self.files_per_s * total / self.total_bytes_per_s
+        return replace(self, total_bytes_per_s=total, files_per_s=files)
 
 
 @dataclass(frozen=True, slots=True)

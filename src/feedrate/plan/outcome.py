@@ -43,6 +43,8 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
         "cores": node.cores,
     }
     found |= _name_store("source", survey.source)
+    if survey.source.shared_bytes_per_s is not None:
+        found["all_nodes_bytes_per_s"] = survey.source.shared_bytes_per_s
     if node.scratch is not None:
         found |= _name_store("scratch", node.scratch)
     for name in ("model_rate", "gpu_memory_bytes", "gpu_decode_images_per_s", "to_device_bytes_per_s"):
@@ -92,7 +94,7 @@ class Case:
         source = _store("source", v, keeps_pages=self.survey.source.keeps_pages is not False)
         # A way that lacks scratch is shown as one that does not fit, with some numbers.
         scratch = _store("scratch", v, keeps_pages=True) if "scratch_file_s" in v else source
-        shared = source.shared_by(self.node.nodes)
+        shared = source.shared_by(self.node.nodes, v.get("all_nodes_bytes_per_s"))
         store = scratch if recipe.is_local else shared
         error = v.get("error", 1.0)
 
