@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from io import BytesIO
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomllib
 from PIL import Image
 
 from feedrate.bench.images import CLASSES, cut_texture, draw_scene, make_photograph
@@ -114,7 +114,9 @@ def run_on(store: Facts, source: Path, work: Path, part: str, task: Facts) -> Fa
     late, mounted = str(store["latency_ms"]), work / "mounted"
     slow = [sys.executable, str(SURROUNDINGS), "--slow", str(source.parent), str(mounted), late, late]
     slow += [str(store["mb_per_s"])]
-    slow += {"stay": ["--pages-stay"], "none": ["--kept", str(KEPT_BYTES)], "until-opened": []}[store["pages"]]
+    slow += {"stay": ["--pages-stay"], "none": ["--kept", str(KEPT_BYTES)], "until-opened": []}[
+        store["pages"]
+    ]
     return call([*slow, "--", *own, json.dumps({**task, "path": str(mounted / source.name)})])
 
 
@@ -244,7 +246,9 @@ def make_large(number: int) -> bytes:
     """Return a PNG of 3000 x 2000 pixels: a scene under soft texture and the noise of a scanner."""
     rng = np.random.default_rng((2, number))
     scene = draw_scene(rng, number % len(CLASSES), 3000, 2000)
-    rough = Image.fromarray(cut_texture(rng, "rough", 750, 500)).resize((3000, 2000), Image.Resampling.BICUBIC)
+    rough = Image.fromarray(cut_texture(rng, "rough", 750, 500)).resize(
+        (3000, 2000), Image.Resampling.BICUBIC
+    )
     noise = NOISE * rng.standard_normal((2000, 3000, 3), np.float32)
     return encode(np.asarray(scene) + 20 * np.asarray(rough)[..., None] + noise, "PNG", compress_level=3)
 
@@ -295,7 +299,9 @@ def draw(document: Facts) -> str:
             interval = f"{figure['low']:.1f}, {figure['high']:.1f}"
             seconds = f"{figure['value']:.2f} s | {interval} | {measured_s:.2f} s"
             lines.append(f"| {one['name']} | {name} | {seconds} | {row['error']:.0%} |")
-    summary = f"{len(errors)} figures, median error {statistics.median(errors):.1%}, largest {max(errors):.0%}"
+    summary = (
+        f"{len(errors)} figures, median error {statistics.median(errors):.1%}, largest {max(errors):.0%}"
+    )
     return "\n".join([*lines, "", summary])
 
 

@@ -2,7 +2,8 @@
 """Runs a command on a machine that is worse than this one: slow server, slow disk, little memory, a crowd.
 
     python surroundings.py [--slow SOURCE TARGET META_MS READ_MS MB_PER_S] [--kept BYTES] [--pages-stay]
-                           [--shm BYTES] [--memory BYTES] [--disk FOLDER MB_PER_S] [--crowd PROCESSES] -- COMMAND ...
+                           [--shm BYTES] [--memory BYTES] [--disk FOLDER MB_PER_S] [--crowd PROCESSES]
+                           -- COMMAND ...
 
 Mounts live in a mount namespace of their own, limits in control groups of their own: nothing is left
 behind. Needs root, except for --crowd. The command's exit code is passed on; 77 says that the machine does

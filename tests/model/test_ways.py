@@ -14,21 +14,24 @@ from feedrate.model.ways import (
     copy_s,
     count_epochs_to_pay,
     epoch,
+    find_unevenness,
     find_workers,
     lru_share,
     pack_s,
 )
 
 SLOW = Store(
-    file_s=0.006, read_s=0.002, stream_bytes_per_s=50e6, total_bytes_per_s=100e6, files_per_s=2000,
-    warm_file_s=2e-5, warm_bytes_per_s=4e9, write_bytes_per_s=80e6, create_s=0.004, keeps_pages=True,
+    stat_s=0.002, file_s=0.006, read_s=0.002, stream_bytes_per_s=50e6, total_bytes_per_s=100e6,
+    files_per_s=2000, warm_file_s=2e-5, warm_bytes_per_s=4e9, write_bytes_per_s=80e6, create_s=0.004,
+    keeps_pages=True,
 )  # fmt: skip
-FAST = Store(1e-4, 5e-5, 1e9, 3e9, 1e5, 2e-5, 4e9, 1e9, 5e-5, True)
+FAST = Store(2e-5, 1e-4, 5e-5, 1e9, 3e9, 1e5, 2e-5, 4e9, 1e9, 5e-5, True)
 PHOTOS = Load(10_000, 110e3, True, cpu_s=0.007, core_gain=2.0, readers=2, device_s=0.0)
 
 stores = st.builds(
-    Store, st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e5, 1e10), st.floats(1e6, 1e11),
-    st.floats(1, 1e6), st.floats(1e-6, 1e-3), st.floats(1e8, 1e10), st.floats(1e6, 1e10),
+    Store, st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e5, 1e10),
+    st.floats(1e6, 1e11), st.floats(1, 1e6), st.floats(1e-6, 1e-3), st.floats(1e8, 1e10),
+    st.floats(1e6, 1e10),
     st.floats(1e-6, 1), st.booleans(),
 )  # fmt: skip
 loads = st.builds(
@@ -80,8 +83,9 @@ def test_workers_that_wait_for_a_store_are_wanted_in_larger_numbers_than_there_a
     assert find_workers(waiting, FAST, 64, each=1) <= 3
 
 
-def test_copying_many_small_files_takes_their_latency_in_eight_streams() -> None:
-    assert copy_s(8000, 8000 * 100, SLOW, FAST) == pytest.approx(8000 * 0.006 / 8, rel=0.02)
+def test_copying_many_small_files_takes_their_latency_once_to_ask_and_in_eight_streams_to_read() -> None:
+    asking, copying = 8000 * 0.002, 8000 * 0.006 / 8
+    assert copy_s(8000, 8000 * 100, SLOW, FAST) == pytest.approx(asking + copying + 8000 * 0.25e-3, rel=0.05)
 
 
 def test_copying_one_large_file_takes_the_rate_of_the_store() -> None:
@@ -98,7 +102,8 @@ def test_copying_is_never_faster_than_the_source_gives_or_the_target_takes(
 
 def test_packing_reads_every_file_once() -> None:
     found = pack_s(PHOTOS.with_(cpu_s=0.0005), SLOW, FAST, warm=0.0, list_s=3.0, size_bytes=1.2e9)
-    assert found == pytest.approx(3 + 10_000 * (0.006 + 110e3 / 50e6 + 0.0005) / 2, rel=0.03)
+    asking = 10_000 * 0.002
+    assert found == pytest.approx(3 + asking + 10_000 * (0.006 + 110e3 / 50e6 + 0.0005) / 2, rel=0.03)
 
 
 def test_a_cache_that_evicts_hits_less_often_than_it_holds() -> None:
@@ -122,3 +127,19 @@ def test_nodes_that_read_at_once_share_the_rate_and_not_the_latency(store: Store
     shared = store.shared_by(nodes)
     assert shared.total_bytes_per_s * nodes == pytest.approx(store.total_bytes_per_s)
     assert shared.file_s == store.file_s
+
+
+def test_the_busiest_of_several_workers_has_whole_batches() -> None:
+    assert find_unevenness(800, 64, 4) == pytest.approx(256 * 4 / 800)
+    assert find_unevenness(1_000_000, 64, 4) == pytest.approx(1.0, abs=0.001)
+    assert find_unevenness(10, 64, 4) == 4.0
+
+
+@given(st.floats(1, 1e9), st.integers(1, 4096), st.integers(1, 512))
+def test_no_worker_makes_less_than_nothing_or_more_than_all(samples: float, batch: int, workers: int) -> None:
+    assert 1.0 <= find_unevenness(samples, batch, workers) <= workers
+
+
+def test_a_wait_that_was_measured_counts_in_place_of_what_the_store_would_give() -> None:
+    measured = PHOTOS.with_(cpu_s=1e-6, wait_s=0.1)
+    assert epoch(measured, SLOW, warm=0.0).seconds == pytest.approx(10_000 * 0.1 / 2, rel=0.01)

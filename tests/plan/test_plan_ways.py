@@ -100,7 +100,7 @@ def test_a_store_without_a_page_cache_is_as_slow_in_every_epoch() -> None:
     store = replace(slow_store(), keeps_pages=False)
     survey = make_survey(source=store, samples=near(1000), files=near(1000), resident=None)
     found = way(make_plan(survey, make_node(model_rate=None)), "in-place")
-    assert found.later_epoch_s.value == pytest.approx(found.first_epoch_s.value)
+    assert found.later_epoch_s.value == pytest.approx(found.first_epoch_s.value, rel=0.05)
 
 
 def test_what_was_read_once_and_fits_in_memory_is_fast_afterwards() -> None:

@@ -72,7 +72,7 @@ def run_copy(arguments: argparse.Namespace) -> Estimate:
     is removed. Many small files take longer than one large one: say how many with --files.
     Where there is nothing to read, the numbers of 'feedrate bench machine' are used.
     """
-    from feedrate.machine.numbers import load_numbers
+    from feedrate.model.numbers import load_numbers
     from feedrate.plan.estimate import estimate_copy
 
     return estimate_copy(
@@ -88,7 +88,7 @@ def run_copy(arguments: argparse.Namespace) -> Estimate:
 
 def run_epoch(arguments: argparse.Namespace) -> Estimate:
     """How long an epoch takes: read in place, from a pack, and for the device alone."""
-    from feedrate.machine.numbers import load_numbers
+    from feedrate.model.numbers import load_numbers
     from feedrate.plan.estimate import estimate_epoch
 
     model, rate = choose_model(arguments)
@@ -112,7 +112,7 @@ def run_memory(arguments: argparse.Namespace) -> Estimate:
 
 def run_pack(arguments: argparse.Namespace) -> Estimate:
     """How long packing a dataset takes, once."""
-    from feedrate.machine.numbers import load_numbers
+    from feedrate.model.numbers import load_numbers
     from feedrate.plan.estimate import estimate_pack
 
     return estimate_pack(arguments.dataset, numbers=load_numbers(), seconds=arguments.seconds, say=say)

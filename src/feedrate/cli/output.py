@@ -18,7 +18,6 @@ from typing import Any, TextIO
 from feedrate.errors import AlreadyExists, NotFound, StorageError, clean, clean_lines
 from feedrate.units import format_count
 
-
 # What stands for a character that an encoding lacks: one cell for one, so that tables stay aligned.
 _PLAIN = str.maketrans("±°µ█▌░", "~^u##.")
 

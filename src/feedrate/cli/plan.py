@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.machine.numbers import load_numbers
+    from feedrate.model.numbers import load_numbers
     from feedrate.plan.machines import rank_machines, read_machines
     from feedrate.plan.node import describe_node
     from feedrate.plan.survey import survey_dataset

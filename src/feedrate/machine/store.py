@@ -8,6 +8,7 @@ into memory it drops again; files that were in memory before count only where th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -45,6 +46,7 @@ _TOO_SMALL = "the files are too small to tell"
 _SLOTS = 6  # of time, whose rates give the interval
 # Shares of the time: one after another, the same again, opening together, reading together, in an open file.
 _ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE, _LIST = 0.28, 0.12, 0.15, 0.22, 0.15, 0.08
+_STAT, _MOST_STATS = 0.03, 50
 _SMALL_FILES, _SMALL_BYTES = 100, 10_000
 
 
@@ -167,6 +169,7 @@ class _Measurement:
     def run(self) -> StoreSpeed:
         storage = describe_storage(self._folder)
         first, opened, together, inside = self._deal()
+        stat_s = self._ask_sizes(together)
         once, again = self._read_one_by_one(first)
         readings = [reading for reading in once if reading.is_cold]
         self._has_cold = bool(readings)
@@ -204,7 +207,20 @@ class _Measurement:
             warm_bytes_per_s=(warm[1] or _bound(again, None)[1]) if warm else None,
             keeps_pages=self._find_keeping(readings, again),
             cold_share=sum(s * (1 - r) for s, r in known) / known_bytes if known_bytes else None,
+            stat_s=stat_s,
         )
+
+    def _ask_sizes(self, files: list[tuple[str, int]]) -> Figure | None:
+        times: list[float] = []
+        began = now = time.perf_counter()
+        for path, _ in files[:_MOST_STATS]:
+            with contextlib.suppress(OSError):
+                os.stat(path)
+                times.append(time.perf_counter() - now)
+            now = time.perf_counter()
+            if now - began > _STAT * self._seconds:
+                break
+        return Figure.of_mean(times[1:], format_count(len(times) - 1, "file")) if len(times) > 2 else None
 
     def _deal(self) -> list[list[tuple[str, int]]]:
         files, parts = self._files, 4

@@ -15,13 +15,19 @@ from feedrate.model.scale import share
 
 CORES, WORKERS, SOURCE = "cores", "workers", "source"  # names of limits, beside those of a Pipeline
 COPY_STREAMS = 8  # reads in flight of `feedrate stage`
-COPY_BLOCK_BYTES = 8 << 20  # larger files are read in blocks, several at a time
+COPY_BLOCK_BYTES = 4 << 20  # larger files are read in blocks, several at a time
+# CPU time of `feedrate stage` for a file, in one thread at a time: made, checked, renamed, synced.
+COPY_FILE_S = 0.25e-3
+# Until a command has been loaded, and until a DataLoader's workers have been started.
+START_S, WORKERS_START_S = 0.4, 0.28
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """A file system, as `StoreSpeed` has it: one reader waits `file_s` per file and `read_s` per read."""
 
+    stat_s: float
     file_s: float
     read_s: float
     stream_bytes_per_s: float
@@ -33,11 +39,14 @@ class Store:
     create_s: float
     keeps_pages: bool
 
-    def shared_by(self, nodes: int, store_bytes_per_s: float | None = None) -> Store:
-        """Return what one of several nodes has of it when all read at once, of files as of bytes."""
-        total = share(self.total_bytes_per_s, store_bytes_per_s, nodes)
-        files = self.files_per_s * total / self.total_bytes_per_s
-        return replace(self, total_bytes_per_s=total, files_per_s=files)
+    def shared_by(self, nodes: int, shared_bytes_per_s: float | None = None) -> Store:
+        """Return what one of several nodes has of it when all read at once.
+
+        `shared_bytes_per_s`: what it gives all of them; None: what one was seen to get.
+        """
+        each = share(self.total_bytes_per_s, shared_bytes_per_s, nodes)
+        files_per_s = self.files_per_s * each / self.total_bytes_per_s
+        return replace(self, total_bytes_per_s=each, files_per_s=files_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,9 @@ class Load:
     Attributes:
         samples: of this node. A sample is read from its own file (`is_files`) or from the middle of a shard.
         sample_bytes: encoded, as they are read.
+        wait_s: what one reader waits for a sample that is not in memory, where that was measured;
+            None: as the store's figures say.
+        reads: reads of the store for one sample of a shard: fewer than one where several share a page.
         cpu_s: CPU time to make a sample; `core_gain`: what all cores make, in units of one.
         readers: samples that are made at a time: worker processes or threads; each reads, then decodes.
         device_s: the device's time for a sample; `device_cpu_s`: CPU time of the loop in it.
@@ -60,6 +72,8 @@ class Load:
     readers: float
     device_s: float
     device_cpu_s: float = 0.0
+    wait_s: float | None = None
+    reads: float = 1.0
 
     def with_(self, **changes: float | bool) -> Load:
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -73,7 +87,9 @@ class Epoch:
 
 def cold_s(load: Load, store: Store) -> float:
     """Return what one reader waits for a sample that is not in memory."""
-    fixed = store.file_s if load.is_files else store.read_s
+    if load.wait_s is not None:
+        return load.wait_s
+    fixed = store.file_s if load.is_files else load.reads * store.read_s
     return fixed + load.sample_bytes / store.stream_bytes_per_s
 
 
@@ -111,24 +127,27 @@ def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch
 
 
 def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> float:
-    """Return how long `feedrate stage` takes for files: opened, read and written, several at a time."""
-    pieces = max(files, size_bytes / COPY_BLOCK_BYTES, 1.0)
-    streams = min(COPY_STREAMS, pieces)
-    reading = (files * source.file_s + size_bytes / source.stream_bytes_per_s) / streams
-    return soft_max(
-        reading,
+    """Return how long `feedrate stage` takes for files: listed one by one, then read several at a time."""
+    streams = min(COPY_STREAMS, max(files, size_bytes / COPY_BLOCK_BYTES, 1.0))
+    copying = soft_max(
+        (files * source.file_s + size_bytes / source.stream_bytes_per_s) / streams,
         size_bytes / source.total_bytes_per_s,
         files / source.files_per_s,
-        size_bytes / target.write_bytes_per_s + files * target.create_s,
+        size_bytes / target.write_bytes_per_s + files * target.create_s / streams,
     )
+    return START_S + files * (source.stat_s + COPY_FILE_S) + copying
 
 
 def pack_s(
     load: Load, source: Store, target: Store, *, warm: float, list_s: float, size_bytes: float
 ) -> float:
-    """Return how long `feedrate pack` takes: `load.cpu_s` is what packing a sample costs."""
+    """Return how long `feedrate pack` takes: `load.cpu_s` is what packing a sample costs.
+
+    Folders are listed, and files asked for their sizes, by all cores but one.
+    """
+    asking = load.samples * source.stat_s / max(load.readers - 1, 1.0) if load.is_files else 0.0
     reading = epoch(load, source, warm=warm).seconds
-    return list_s + soft_max(reading, size_bytes / target.write_bytes_per_s)
+    return START_S + list_s + asking + soft_max(reading, size_bytes / target.write_bytes_per_s)
 
 
 def lru_share(share: float) -> float:
@@ -153,3 +172,10 @@ def count_epochs_to_pay(
         return 1.0
     gain = against[1] - later_s
     return math.inf if gain <= 0 else 1 + behind / gain
+
+
+def find_unevenness(samples: float, batch_size: float, workers: float) -> float:
+    """Return how much more than its part the busiest of several workers makes: whole batches, in turn."""
+    batches = math.ceil(samples / batch_size)
+    most = min(math.ceil(batches / workers) * batch_size, samples)
+    return max(most * workers / samples, 1.0)

@@ -12,13 +12,14 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
 from feedrate.machine.disk import find_scratch
-from feedrate.machine.numbers import find_store
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import measure_store, measure_writes
+from feedrate.model.numbers import find_store
 from feedrate.model.ways import copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, measure_memory, note_age
@@ -318,7 +319,7 @@ def _judge_memory(size: Figure, limit: Figure) -> str:
     return f"it does not fit: {format_bytes(_needed(size.value))} are needed {has}, training included"
 
 
-def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: object) -> Plan:
+def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: Any) -> Plan:
     survey = survey_dataset(dataset, seconds=seconds, say=say)
     found = describe_node(dataset, scratch="", say=say, **node)
     return make_plan(survey, found, epochs=2, workers=workers)

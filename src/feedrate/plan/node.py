@@ -20,7 +20,7 @@ from feedrate.machine.store import measure_store, measure_writes
 from feedrate.model.gpus import find_model_rate
 from feedrate.model.numbers import age_days, find_store
 from feedrate.plan.results import Node
-from feedrate.units import format_count
+from feedrate.units import format_bytes, format_count
 
 OLD_DAYS = 30
 _TRIAL_FILES = ((6, 8 << 20), (120, 16 << 10))  # how many, of how many bytes, to read back from scratch
@@ -39,7 +39,7 @@ def describe_node(
 
     Args:
         dataset: beside which a pack would be made.
-        scratch: a folder; None: one is looked for.
+        scratch: a folder; None: one is looked for; empty: none.
         model, model_rate: what is trained: one of KNOWN_MODELS, or images per second of one GPU.
         numbers: what `feedrate bench machine` found on this node.
 
@@ -47,29 +47,29 @@ def describe_node(
         StorageError: the scratch folder that was named cannot be used.
     """
     gpus = _list_gpus()
-    room = MemoryGauge().measure()
-    folder = scratch or os.fspath(find_scratch() or "")
+    memory, whose = measure_memory()
+    folder = os.fspath(find_scratch() or "") if scratch is None else scratch
     home, home_free = _find_pack_folder(dataset)
     stored = numbers if gpus else None
     return Node(
         name="this node",
         cores=Figure.exactly(measure_usable_cores()),
-        memory_bytes=Figure.exactly(float(room.free_bytes)),
-        memory_origin=_name_limit(room.limit_bytes),
+        memory_bytes=memory,
+        memory_origin=whose,
         gpus=len(gpus),
         gpu_name=gpus[0].name if gpus else "",
         gpu_memory_bytes=_exactly(gpus[0].memory_bytes) if gpus else None,
         model=model,
         model_rate=_find_rate(model, model_rate, gpus, numbers),
-        to_device_bytes_per_s=stored and _as_stored(stored.to_device_bytes_per_s, stored),
-        gpu_decode_images_per_s=stored and _as_stored(stored.gpu_decode_images_per_s, stored),
+        to_device_bytes_per_s=_as_stored(stored.to_device_bytes_per_s, stored) if stored else None,
+        gpu_decode_images_per_s=_as_stored(stored.gpu_decode_images_per_s, stored) if stored else None,
         scratch=_find_scratch_speed(folder, numbers, say) if folder else None,
         scratch_path=folder,
         scratch_free_bytes=_exactly(measure_room(folder).free_bytes) if folder else None,
         machine_memory_bytes=_exactly(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         pack_folder=home,
         pack_free_bytes=home_free,
-        notes=() if numbers is None else _note_age(numbers),
+        notes=() if numbers is None else note_age(numbers),
     )
 
 
@@ -81,10 +81,14 @@ def _as_stored(figure: Figure | None, numbers: MachineNumbers) -> Figure | None:
     return None if figure is None else replace(figure, origin=STORED, note=numbers.date)
 
 
-def _name_limit(limit_bytes: int) -> str:
-    if limit_bytes != read_memory_limit():
-        return "the machine's memory"
-    return "this Slurm job's --mem" if "SLURM_JOB_ID" in os.environ else "the limit of this control group"
+def measure_memory() -> tuple[Figure, str]:
+    """Return what this job may still take, and whose limit that is."""
+    room = MemoryGauge().measure()
+    whose = "the machine's memory"
+    if room.limit_bytes == read_memory_limit():
+        is_slurm = "SLURM_JOB_ID" in os.environ
+        whose = "this Slurm job's --mem" if is_slurm else "the limit of this control group"
+    return Figure.exactly(float(room.free_bytes), note=f"of {format_bytes(room.limit_bytes)}"), whose
 
 
 def _list_gpus() -> list[Gpu]:
@@ -154,7 +158,7 @@ def _write_files(folder: Path) -> list[tuple[str, int]]:
     return files
 
 
-def _note_age(numbers: MachineNumbers) -> tuple[str, ...]:
+def note_age(numbers: MachineNumbers) -> tuple[str, ...]:
     days = age_days(numbers)
     text = (
         f"this node's numbers are {format_count(days, 'day')} old: measure them again: feedrate bench machine"

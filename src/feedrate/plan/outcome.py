@@ -8,12 +8,24 @@ from collections.abc import Mapping
 from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.pipeline import soft_max
-from feedrate.model.ways import Epoch, Load, Store, copy_s, epoch, find_workers, lru_share, pack_s
+from feedrate.model.ways import (
+    PAGE_BYTES,
+    WORKERS_START_S,
+    Epoch,
+    Load,
+    Store,
+    copy_s,
+    epoch,
+    find_unevenness,
+    find_workers,
+    lru_share,
+    pack_s,
+)
 from feedrate.plan.recipes import GPU_CACHE_SHARE, MARGIN, Outcome, Recipe, shrink_of
 from feedrate.plan.results import Node, Survey
 
 _WORKER_BYTES = 250e6  # a DataLoader worker with torch: what it does not share
-_PROCESS_BYTES = 2e9  # the training process: torch, CUDA's context, pinned batches
+PROCESS_BYTES = 2e9  # the training process: torch, CUDA's context, pinned batches
 _PACK_OVERHEAD_BYTES = 1800  # a sample's tar headers, padding, label, and row in the index
 _ENTRY_SHARE = 0.024  # entry points, as a share of the JPEG bytes they belong to
 _SHARD_BYTES = 1e9
@@ -42,11 +54,13 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
         "memory_bytes": node.memory_bytes,
         "cores": node.cores,
     }
-    found |= _name_store("source", survey.source)
+    if survey.pillow_wait_s is not None:
+        found["pillow_wait_s"] = survey.pillow_wait_s
     if survey.source.shared_bytes_per_s is not None:
-        found["all_nodes_bytes_per_s"] = survey.source.shared_bytes_per_s
+        found["shared_bytes_per_s"] = survey.source.shared_bytes_per_s
+    found |= name_store("source", survey.source)
     if node.scratch is not None:
-        found |= _name_store("scratch", node.scratch)
+        found |= name_store("scratch", node.scratch)
     for name in ("model_rate", "gpu_memory_bytes", "gpu_decode_images_per_s", "to_device_bytes_per_s"):
         if (figure := getattr(node, name)) is not None:
             found[name] = figure
@@ -59,8 +73,9 @@ def _guess(figure: Figure, factor: float) -> Figure:
     )
 
 
-def _name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
+def name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
     found = {
+        "stat_s": store.stat_s or store.file_s.scaled(0.3).assumed("a third of opening"),
         "file_s": store.file_s,
         "read_s": store.read_s,
         "stream_bytes_per_s": store.stream_bytes_per_s,
@@ -75,7 +90,7 @@ def _name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
     return {f"{name}_{key}": figure for key, figure in found.items()}
 
 
-def _store(name: str, v: Mapping[str, float], *, keeps_pages: bool) -> Store:
+def make_store(name: str, v: Mapping[str, float], *, keeps_pages: bool) -> Store:
     prefix = f"{name}_"
     values = {key.removeprefix(prefix): value for key, value in v.items() if key.startswith(prefix)}
     return Store(**values, keeps_pages=keeps_pages)
@@ -84,17 +99,17 @@ def _store(name: str, v: Mapping[str, float], *, keeps_pages: bool) -> Store:
 class Case:
     """One dataset on one node, with the number of workers that the script's DataLoader has now."""
 
-    def __init__(self, survey: Survey, node: Node, workers: int) -> None:
-        self.survey, self.node, self.workers = survey, node, workers
+    def __init__(self, survey: Survey, node: Node, workers: int, batch_size: int) -> None:
+        self.survey, self.node, self.workers, self.batch_size = survey, node, workers, batch_size
         self.is_pack = survey.kind == "pack"
         self.is_files = not self.is_pack and survey.files.value > 0.5 * survey.samples.value
         self.ranks = max(node.gpus, 1)
 
     def evaluate(self, recipe: Recipe, v: Mapping[str, float]) -> Outcome:
-        source = _store("source", v, keeps_pages=self.survey.source.keeps_pages is not False)
+        source = make_store("source", v, keeps_pages=self.survey.source.keeps_pages is not False)
         # A way that lacks scratch is shown as one that does not fit, with some numbers.
-        scratch = _store("scratch", v, keeps_pages=True) if "scratch_file_s" in v else source
-        shared = source.shared_by(self.node.nodes, v.get("all_nodes_bytes_per_s"))
+        scratch = make_store("scratch", v, keeps_pages=True) if "scratch_file_s" in v else source
+        shared = source.shared_by(self.node.nodes, v.get("shared_bytes_per_s"))
         store = scratch if recipe.is_local else shared
         error = v.get("error", 1.0)
 
@@ -119,7 +134,7 @@ class Case:
             most = int(max(4 * v["cores"] / self.ranks, workers))
             workers = max(find_workers(load, store, most, each=self.ranks), workers)
             load = load.with_(readers=workers * self.ranks)
-        processes = _PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
+        processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
         room = max(memory * MARGIN - processes, 0.0)
         kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"], room)
@@ -130,8 +145,10 @@ class Case:
         # What was just written is in memory, as far as there is room for it.
         is_fresh = recipe.is_local or (recipe.packed and not self.is_pack)
         name = "scratch" if recipe.is_local else "source"
+        starting = 0.0 if is_packed else WORKERS_START_S
         filling = load.with_(cpu_s=v["whole_s"] * shrink) if recipe.cache else load
         first = epoch(filling, store, warm=held if is_fresh else self.survey.resident or 0.0, name=name)
+        first = Epoch(first.seconds + starting, first.limit)
         if recipe.live:
             first = _slower(first, Epoch(copying, "source"))
         later = self._later(recipe, v, load, store, kept, lru_share(held), name)
@@ -179,13 +196,21 @@ class Case:
             device_s = max(device_s, _CROP_BYTES / (v["to_device_bytes_per_s"] * self.ranks))
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
+        samples = v["samples"] / self.node.nodes
+        workers = float(self.workers * self.ranks)
+        workers /= find_unevenness(samples, self.batch_size, workers)
+        # A store's readahead suits some sizes of reads more than others: in place, Pillow itself was timed.
+        is_in_place = not is_packed and not recipe.is_local
+        shared = (sample_bytes + _PACK_OVERHEAD_BYTES) / (sample_bytes + PAGE_BYTES)
         return Load(
-            samples=v["samples"] / self.node.nodes,
+            samples=samples,
             sample_bytes=sample_bytes,
             is_files=self.is_files and not recipe.packed,
             cpu_s=cpu_s * (_GPU_DECODE_CPU if recipe.gpu_decode else 1.0),
             core_gain=self._gain(cores, v),
-            readers=v["cores"] if is_packed else self.workers * self.ranks,
+            readers=v["cores"] if is_packed else workers,
+            wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
+            reads=min(shared, 1.0) if self.survey.source.keeps_pages is not False else 1.0,
             device_s=device_s,
             # Where there is no GPU, the model takes the cores.
             device_cpu_s=device_s * v["cores"] if self.node.gpus == 0 else 0.0,

@@ -23,6 +23,8 @@ class Survey:
         pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of 224 pixels:
             Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
             entry points. None: no images.
+        pillow_wait_s: what Pillow waits for the file system in opening and decoding a file that is not in
+            memory, beside that CPU time; None: not measured, since all of it is in memory, or no files.
         whole_s, cached_s: CPU time of our kernel to decode a whole image, and to cut a crop out of one that
             is decoded. None: not measured.
         pillow_cores, feedrate_cores: what all `cores` of this machine gave, divided by what one gave.
@@ -59,6 +61,7 @@ class Survey:
     is_partial: bool
     how: str
     took_s: float
+    pillow_wait_s: Figure | None = None
     whole_s: Figure | None = None
     cached_s: Figure | None = None
     notes: tuple[str, ...] = ()

@@ -20,11 +20,12 @@ from feedrate import kernel
 from feedrate.errors import SourceError
 from feedrate.figures import Figure, combine
 from feedrate.kernel import pillow
+from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.results import StoreSpeed
 from feedrate.machine.store import call_patiently, measure_store
 from feedrate.plan.contents import Content, Sampled, sample_dataset
 from feedrate.plan.results import Survey
-from feedrate.plan.trial import find_missing, measure_costs
+from feedrate.plan.trial import find_missing, measure_costs, measure_waiting
 from feedrate.units import format_count
 
 # Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
@@ -55,7 +56,11 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
         source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
-    return _describe(dataset, sampled, source, contents, began, say)
+    waiting = None
+    if sampled.kind == "folders":
+        read = len(contents)
+        waiting = call_patiently(dataset, lambda: measure_waiting([path for path, _ in sampled.timed[read:]]))
+    return _describe(dataset, sampled, source, contents, waiting, began, say)
 
 
 def _describe(
@@ -63,6 +68,7 @@ def _describe(
     sampled: Sampled,
     source: StoreSpeed,
     contents: Sequence[Content],
+    waiting: Figure | None,
     began: float,
     say: Callable[[str], None],
 ) -> Survey:
@@ -99,6 +105,7 @@ def _describe(
         factor=factor,
         pillow_s=costs.pillow_s,
         feedrate_s=costs.feedrate_s,
+        cores=measure_usable_cores(),
         pillow_cores=costs.pillow_cores,
         feedrate_cores=costs.feedrate_cores,
         pack_s=costs.pack_s,
@@ -108,6 +115,9 @@ def _describe(
         is_partial=sampled.is_partial,
         how=f"{sampled.how}; {format_count(len(contents), 'sample')} read",
         took_s=time.monotonic() - began,
+        pillow_wait_s=waiting,
+        whole_s=costs.whole_s,
+        cached_s=costs.cached_s,
         notes=tuple(notes),
     )
 

@@ -22,18 +22,29 @@ from feedrate.plan.results import Node, Plan, Survey, Way
 from feedrate.units import format_count
 
 # What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
-_MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
+MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
 _WORTH = 0.93  # of the time in place: what saves less is not worth typing
 _NEARLY = 1.05  # of the shortest run: a simpler way may take so much longer
 
+_LIMITS = {
+    "device": "the device is", "cores": "the cores are", "workers": "the workers are",
+    "source": "the source is", "scratch": "scratch is",
+}  # fmt: skip
+
 
 def make_plan(
-    survey: Survey, node: Node, *, epochs: int = 90, workers: int = 4, notes: Sequence[str] = ()
+    survey: Survey,
+    node: Node,
+    *,
+    epochs: int = 90,
+    workers: int = 4,
+    batch_size: int = 256,
+    notes: Sequence[str] = (),
 ) -> Plan:
-    """Lay the ways side by side; `workers`: that the script's DataLoader has now."""
-    case = Case(survey, node, workers)
+    """Lay the ways side by side; `workers` and `batch_size`: of the script's DataLoader as it is now."""
+    case = Case(survey, node, workers, batch_size)
     recipes = [recipe for recipe in RECIPES if is_made_for(recipe, survey, node)]
-    figures = {**collect_figures(survey, node), "error": _MODEL_ERROR}
+    figures = {**collect_figures(survey, node), "error": MODEL_ERROR}
     gpus = node.gpus * node.nodes
 
     def evaluate(**values: float) -> list[float]:
@@ -90,14 +101,14 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
     possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
     best = min((way.total_s.value for way in possible), default=math.inf)
     if best > now.total_s.value * _WORTH:
-        return "", f"training waits for the {now.limit} as it is, and no way that fits is 7 % faster"
+        return "", f"{_LIMITS[now.limit]} what training waits for, and no way that fits is 7 % faster"
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
     gain = now.total_s.value / chosen.total_s.value
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
     return chosen.code, (
         f"{format_count(epochs, 'epoch')} take {gain:.1f} times less time than in place{paid}; "
-        f"then the {chosen.limit} is the limit"
+        f"then {_LIMITS[chosen.limit]} the limit"
     )
 
 

@@ -157,9 +157,11 @@ class WhatIf:
             notes.append(f"storage={self.storage} is assumed: {STORAGE[self.storage].source}")
         # Another store, or other nodes: what is in this node's page cache says nothing of theirs.
         is_cold = bool(self.storage) or (self.nodes or 1) > 1
+        is_other = bool(self.storage) or self.latency_s is not None or self.net_bytes_per_s is not None
         return replace(
-            survey, source=source, resident=0.0 if is_cold else survey.resident, notes=tuple(notes)
-        )
+            survey, source=source, resident=0.0 if is_cold else survey.resident, notes=tuple(notes),
+            pillow_wait_s=None if is_other else survey.pillow_wait_s,
+        )  # fmt: skip
 
     def _change_source(self, source: StoreSpeed) -> StoreSpeed:
         if self.storage:
@@ -168,7 +170,7 @@ class WhatIf:
             call = Figure.exactly(self.latency_s, GIVEN, f"{self.label} latency")
             most = min(source.files_per_s.value, source.streams / (2 * self.latency_s))
             source = replace(
-                source, read_s=call, file_s=call.scaled(2), folder_s=call,
+                source, read_s=call, file_s=call.scaled(2), folder_s=call, stat_s=call,
                 files_per_s=Figure.within(most, 1.5, ASSUMED, f"{source.streams} readers with that latency"),
             )  # fmt: skip
         if self.net_bytes_per_s is not None:
