@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that may hang, made where they can be given up: a mount whose server is gone answers nobody.
+"""Many calls of which some may hang, made where they can be given up: a server that is gone answers nobody.
 
 The threads are daemons, which the interpreter does not wait for when it ends; those of `concurrent.futures`
 it does wait for.
@@ -61,17 +61,6 @@ def map_in_time(
         return
     finally:
         latest = 0.0  # whoever stops early wants no further calls
-
-
-def call_in_time(function: Callable[[], Result], seconds: float) -> Result:
-    """Return what a call returns.
-
-    Raises:
-        TimeoutError: it takes longer.
-    """
-    for result in map_in_time(lambda call: call(), [function], threads=1, seconds=seconds, hang_s=0.0):
-        return result
-    raise TimeoutError
 
 
 class _End:

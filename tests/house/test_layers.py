@@ -29,7 +29,7 @@ LAYERS = [
     {"model"},
     {"files"},
     {"kernel", "machine", "stats", "draws"},
-    {"prelist", "one_ahead"},
+    {"prelist", "one_ahead", "in_time"},
     {"progress", "figures"},
     {"units", "filters"},
     {"errors", "arrays"},

@@ -14,6 +14,7 @@ import pytest
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
 from feedrate.machine.results import StoreSpeed
+from feedrate.model.ways import COPY_FILE_S
 from feedrate.plan import estimate
 from feedrate.plan.estimate import estimate_copy, estimate_epoch, estimate_memory, estimate_pack
 from support.plans import make_node, make_store, make_survey, near
@@ -25,6 +26,7 @@ STORE = replace(
     stream_bytes_per_s=Figure.exactly(1e8),
     total_bytes_per_s=Figure.exactly(8e8),
     files_per_s=Figure.exactly(1e5),
+    stat_s=Figure.exactly(1e-9),
 )
 
 
@@ -48,21 +50,21 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
 
 def ask(what: object, folders: tuple[Path, Path], **options: Any) -> Any:
     source = {"source": str(folders[0])} if not Path(str(what)).exists() else {}
-    return estimate_copy(str(what), target=str(folders[1]), **{**source, **options})
+    return estimate_copy(str(what), **{"target": str(folders[1]), **source, **options})
 
 
 def test_a_size_is_copied_as_one_file_and_as_files_like_those_there(folders: tuple[Path, Path]) -> None:
-    found = ask("100MB", folders)
+    found = ask("10GB", folders)
     one, many = found.answers.values()
-    assert list(found.answers) == ["as one file", f"in 100,000 files, as those of {folders[0]}"]
-    assert one.value == pytest.approx(0.125, rel=0.3)  # eight streams of 100 MB/s
-    assert many.value == pytest.approx(100_000 * 0.01 / 8, rel=0.1)  # 10 ms each, eight at a time
+    assert list(found.answers) == ["as one file", f"in 10,000,000 files, as those of {folders[0]}"]
+    assert one.value == pytest.approx(12.5, rel=0.2)  # eight streams of 100 MB/s
+    assert many.value == pytest.approx(1e7 * (0.01 / 8 + COPY_FILE_S), rel=0.1)  # 10 ms, eight at a time
 
 
 def test_a_number_of_files_is_taken_as_given(folders: tuple[Path, Path]) -> None:
     found = ask("100MB", folders, files=8000)
     assert list(found.answers) == [""]
-    assert found.answers[""].value == pytest.approx(8000 * 0.01 / 8, rel=0.1)
+    assert found.answers[""].value == pytest.approx(8000 * (0.01 / 8 + COPY_FILE_S), rel=0.1)
     assert found.figures["files"][0] == Figure.exactly(8000, GIVEN)
 
 

@@ -15,12 +15,17 @@ recommended, with its commands. Every figure says whether it was measured, store
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from feedrate.cli.arguments import add_looking, add_model, choose_model, positive, whole_number
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
 from feedrate.errors import UsageError
+
+if TYPE_CHECKING:
+    from feedrate.plan.results import Node, Plan, Survey
 
 WORKERS = 4
 
@@ -34,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add("--workers", type=whole_number, metavar="N", default=WORKERS,
         help=f"num_workers of the script's DataLoader as it is, per GPU (default: {WORKERS})")
+    add("--batch-size", type=positive, metavar="N", default=256, help="of the script (default: 256)")
     add("--what-if", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="another machine than this: cores=32 mem=500G net=1.2GB/s gpu=4xA100 storage=nvme nodes=8")
     add("--machines", type=Path, metavar="TOML", help="rank the kinds of node in this file for the dataset")
@@ -45,32 +51,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.model.numbers import load_numbers
-    from feedrate.plan.machines import rank_machines, read_machines
     from feedrate.plan.node import describe_node
     from feedrate.plan.survey import survey_dataset
     from feedrate.plan.ways import make_plan
     from feedrate.plan.what_if import parse_what_if
-    from feedrate.report.plan import draw_plan, draw_ranking
-    from feedrate.report.plan_page import draw_plan_page, draw_ranking_page
+    from feedrate.report.plan import draw_plan
+    from feedrate.report.plan_page import draw_plan_page
 
     dataset = _take_dataset(arguments)
     model, rate = choose_model(arguments)
-    what_if = parse_what_if(arguments.what_if)
-    if arguments.machines is not None:
-        read_machines(arguments.machines)  # what is wrong in it is said before the work
-    plan = partial(make_plan, epochs=arguments.epochs, workers=arguments.workers)
+    what_if = parse_what_if(arguments.what_if) if arguments.what_if else None
+    plan = partial(
+        make_plan, epochs=arguments.epochs, workers=arguments.workers, batch_size=arguments.batch_size
+    )
+    look = partial(survey_dataset, dataset, seconds=arguments.seconds, say=say)
     with ended_like_an_interrupt():
-        survey = survey_dataset(dataset, seconds=arguments.seconds, say=say)
         if arguments.machines is not None:
-            ranking = rank_machines(
-                survey, arguments.machines, model=model, model_rate=rate, epochs=arguments.epochs, plan=plan
-            )
-            return emit(arguments, "plan", ranking, draw_ranking, page=lambda: draw_ranking_page(ranking))
+            return _rank(arguments, look, plan, model=model, model_rate=rate)
+        survey = look()
         node = describe_node(
             dataset, scratch=arguments.scratch, model=model, model_rate=rate, numbers=load_numbers(), say=say
         )
-        result = plan(*what_if.apply(survey, node))
+        result = plan(survey, node) if what_if is None else plan(*what_if.apply(survey, node))
     return emit(arguments, "plan", result, draw_plan, page=lambda: draw_plan_page(result))
+
+
+def _rank(
+    arguments: argparse.Namespace,
+    look: Callable[[], Survey],
+    plan: Callable[[Survey, Node], Plan],
+    **model: Any,
+) -> int:
+    from feedrate.plan.machines import rank_machines, read_machines
+    from feedrate.report.plan import draw_ranking
+    from feedrate.report.plan_page import draw_ranking_page
+
+    read_machines(arguments.machines)  # what is wrong in it is said before the work
+    ranking = rank_machines(look(), arguments.machines, epochs=arguments.epochs, plan=plan, **model)
+    return emit(arguments, "plan", ranking, draw_ranking, page=lambda: draw_ranking_page(ranking))
 
 
 def _take_dataset(arguments: argparse.Namespace) -> str:

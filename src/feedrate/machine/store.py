@@ -37,7 +37,7 @@ _LARGE_BYTES = 4 << 20  # of such a file, each part of the measurement reads ano
 _PIECE_BYTES = 8 << 20
 _MOST_BYTES = 64 << 20  # of one file, one after another
 _READ_BYTES = 8192
-_READS_PER_FILE = 32
+_READS, _READS_PER_FILE = 400, 32
 _IN_MEMORY, _NOT_IN_MEMORY = 0.5, 0.02  # shares of a file's pages
 _FULL = 0.7  # of the files per second that can be opened: then they are the limit, not the bytes;
 _TINY_BYTES = 16_000  # nor are they for such files, on average
@@ -180,7 +180,9 @@ class _Measurement:
         files_per_s = self._open_together(opened) or Figure.within(1 / file_s.value, 3.0, ASSUMED)
         total, opens_per_s = self._read_together(together)
         seen = total or Figure.exactly(0.0)
-        if opens_per_s >= min(_FULL * files_per_s.value, seen.value / _TINY_BYTES):
+        each_bytes = seen.value / max(opens_per_s, 1e-9)
+        is_full = each_bytes < _BLOCK_BYTES and opens_per_s > _FULL * files_per_s.value
+        if is_full or each_bytes < _TINY_BYTES:
             total = None
         if stream is None:
             file_s, stream = _bound(readings, total)
@@ -317,12 +319,14 @@ class _Measurement:
             os.close(descriptor)
 
     def _open_together(self, files: list[tuple[str, int]]) -> Figure | None:
-        paths = (path for path, _ in files) if len(files) >= self._streams else cycle(p for p, _ in files)
+        chosen = files if len(files) >= self._streams else cycle(files)
 
-        def open_one(path: str, _: bytearray, count: Callable[[int], None]) -> None:
+        def open_one(file: tuple[str, int], _: bytearray, count: Callable[[int], None]) -> None:
+            path, size = file
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                resident = measure_open_residency(descriptor, path)
+                # Of large files it takes longer to ask than to open them; their first page may stay.
+                resident = measure_open_residency(descriptor, path) if size < _LARGE_BYTES else None
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the first bytes alone
                 os.pread(descriptor, _FIRST_BYTES, 0)
                 if resident is not None and resident <= _NOT_IN_MEMORY:
@@ -331,7 +335,7 @@ class _Measurement:
                 os.close(descriptor)
             count(1)
 
-        return self._run_together(paths, open_one, _OPEN)
+        return self._run_together(chosen, open_one, _OPEN)
 
     def _read_together(self, files: list[tuple[str, int]]) -> tuple[Figure | None, float]:
         """Return the bytes per second of all readers, and how many files they opened per second for that."""
@@ -399,7 +403,7 @@ class _Measurement:
                     if self._has_cold and resident is not None and resident > _IN_MEMORY:
                         continue
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-                    for offset in _pick_offsets(size):
+                    for offset in _pick_offsets(size, max(_READS_PER_FILE, _READS // len(files))):
                         began = time.perf_counter()
                         os.preadv(descriptor, [buffer], offset)
                         times.append(time.perf_counter() - began)
@@ -454,13 +458,12 @@ class _Measurement:
         return sum(r.read_s for r in again) / sum(r.size_bytes for r in again) < once / 2
 
 
-def _pick_offsets(size_bytes: int) -> list[int]:
+def _pick_offsets(size_bytes: int, count: int) -> list[int]:
     if size_bytes < _LARGE_BYTES:
         return [0]
     start = 3 * size_bytes // 4
     return [
-        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES
-        for _ in range(_READS_PER_FILE)
+        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES for _ in range(count)
     ]
 
 

@@ -127,7 +127,7 @@ def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch
 
 
 def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> float:
-    """Return how long `feedrate stage` takes for files: listed one by one, then read several at a time."""
+    """Return how long `feedrate stage` takes: asking for sizes, then reading, several files at a time."""
     streams = min(COPY_STREAMS, max(files, size_bytes / COPY_BLOCK_BYTES, 1.0))
     copying = soft_max(
         (files * source.file_s + size_bytes / source.stream_bytes_per_s) / streams,
@@ -135,7 +135,7 @@ def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> flo
         files / source.files_per_s,
         size_bytes / target.write_bytes_per_s + files * target.create_s / streams,
     )
-    return START_S + files * (source.stat_s + COPY_FILE_S) + copying
+    return START_S + files * (source.stat_s / streams + COPY_FILE_S) + copying
 
 
 def pack_s(

@@ -197,9 +197,11 @@ def _name_load(size: int | None, files: int | None, found: _Files) -> Figures:
 
 
 def _name_speed(folder: str, speed: StoreSpeed) -> Figures:
+    asking: Figures = {} if speed.stat_s is None else {"asking a file for its size": (speed.stat_s, "s")}
     return {
         f"opening a file of {folder}": (speed.file_s, "s"),
         f"opening {speed.streams} at a time": (speed.files_per_s, "files/s"),
+        **asking,
         f"reading {folder}, one stream": (speed.stream_bytes_per_s, "bytes/s"),
         f"reading {folder}, {speed.streams} streams": (speed.total_bytes_per_s, "bytes/s"),
     }

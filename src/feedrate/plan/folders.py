@@ -20,7 +20,7 @@ from typing import NamedTuple
 from feedrate.errors import StorageError
 from feedrate.figures import Figure
 from feedrate.files.tree import FolderSample, sample_folder
-from feedrate.in_time import call_in_time, map_in_time
+from feedrate.in_time import map_in_time
 from feedrate.machine.disk import describe_storage
 from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import format_count, format_seconds
@@ -28,6 +28,7 @@ from feedrate.units import format_count, format_seconds
 AT_ONCE = 16
 _ALONE_S = 0.3  # per level: folders listed one after the other, which tells how long all would take
 _LATE_S = 0.7  # folders that are begun may end: else large ones would be missing more often
+_LEAST_S = 0.2
 _HANG_S = 10.0
 _MOST_NAMES = 4096
 _OF_THE_DISK = "lost+found"  # at the top of a file system, for root alone
@@ -141,10 +142,7 @@ def count_tree(root: str, *, seconds: float) -> TreeCount:
         return sample_folder(path, IMAGE_SUFFIXES, keep=keep, until=until + late_s, above=above)
 
     keep = _MOST_NAMES
-    try:
-        top = call_in_time(lambda: look((root, ()), late_s=0.0), seconds + _HANG_S)
-    except TimeoutError:
-        raise does_not_answer(root, seconds + _HANG_S) from None
+    top = look((root, ()), late_s=0.0)
     if top.error:
         raise StorageError(
             f"cannot list {root}: {top.error}", hint="let yourself read it: chmod u+rx, or ask who owns it"
@@ -157,22 +155,18 @@ def count_tree(root: str, *, seconds: float) -> TreeCount:
         random.shuffle(known)
         keep = min(max(_MOST_NAMES // len(known), 16), _MOST_NAMES)
         waiting, listed = iter(known), list[FolderSample]()
-        alone_s = min(_ALONE_S, max(until - time.monotonic(), 0.0))
+        until = max(until, time.monotonic() + _LEAST_S)  # some folders of each level have to be seen
+        alone_s = min(_ALONE_S, until - time.monotonic())
         listed += map_in_time(look, waiting, threads=1, seconds=alone_s, hang_s=_HANG_S)
         each_s = sum(one.took_s for one in listed) / max(len(listed), 1)
         for share in (0.5, 1.0):  # half of the time is for what is below, if there is anything
             left_s = max(until - time.monotonic(), 0.0) * share
             if share < 1 or not any(one.folders for one in listed):
                 listed += map_in_time(look, waiting, threads=AT_ONCE, seconds=left_s, hang_s=_HANG_S)
+        if not listed:
+            raise StorageError(f"{known[0][0]} did not answer for {_HANG_S:.0f} s: its file system hangs")
         levels.append(_Level(levels[-1].estimate_folders(), len(known), listed, each_s))
     return _sum_up(root, levels, time.monotonic() - began)
-
-
-def does_not_answer(path: str, seconds: float) -> StorageError:
-    return StorageError(
-        f"{path} did not answer within {format_seconds(seconds)}: its file system hangs",
-        hint="is the server of that mount there? 'mount' shows which it is, 'ls' would hang as well",
-    )
 
 
 class _Level:

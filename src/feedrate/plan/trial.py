@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import mmap
 import os
 import random
 import subprocess
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 SIDE = 224
 _SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-_BATCH, _COLLATED = 256, 32
+BATCH = 256
 _ALONE_S, _TOGETHER_S = 1.1, 0.9
+_MOST_TURNS = 100  # of each image
 _WARM_UP = 3  # images; the first ones load what Pillow needs
 _PACK_S = 0.5
 _CACHED = 48  # images that are decoded whole
@@ -165,7 +167,7 @@ def _measure_loader(paths: Sequence[str]) -> tuple[Figure | None, float, str]:
     from feedrate.loader.image import RandomResizedCrop
     from feedrate.loader.trial import TrialOptions, try_loader
 
-    trial, why = try_loader(paths, TrialOptions(RandomResizedCrop(SIDE), 0.5, _BATCH))
+    trial, why = try_loader(paths, TrialOptions(RandomResizedCrop(SIDE), 0.5, BATCH))
     if trial is None:
         return None, 1.0, why
     figure = Figure.within(trial.alone_cpu_s, 1 + _LEAST_ERROR, "measured", f"{trial.images:,} images")
@@ -268,7 +270,7 @@ def try_pillow(folder: str, cores: int) -> None:
     files = {name: _read(folder, name) for name in names}
     random.shuffle(names)
     for name in names[:_WARM_UP]:
-        _decode_timed(files[name])
+        _decode(files[name])
     alone = _decode_for(files, names, _ALONE_S)
     together: dict[str, list[float]] = {}
     tried = [name for name in names if name in alone]
@@ -276,7 +278,7 @@ def try_pillow(folder: str, cores: int) -> None:
         for times in _fork(files, tried, cores):
             for name, some in times.items():
                 together.setdefault(name, []).extend(some)
-    sys.stdout.write(json.dumps([alone, together]))
+    os.write(1, json.dumps([alone, together]).encode())  # to the pipe of who called
 
 
 def _fork(files: dict[str, bytes], names: list[str], cores: int) -> Iterator[dict[str, list[float]]]:
@@ -302,25 +304,44 @@ def _fork(files: dict[str, bytes], names: list[str], cores: int) -> Iterator[dic
 
 
 def _decode_for(files: dict[str, bytes], names: list[str], seconds: float) -> dict[str, list[float]]:
+    """Return the CPU times of images by name, each with its part of what a batch takes to be put together."""
     times: dict[str, list[float]] = {}
     batch: list[Any] = []
+    collate_s = list[float]()
     until, number = time.perf_counter() + seconds, 0
-    while time.perf_counter() < until and number < 100 * len(names):
+    while time.perf_counter() < until and number < _MOST_TURNS * len(names):
         name = names[number % len(names)]
         number += 1
         before = time.process_time()
-        pixels = _decode_timed(files[name])
+        pixels = _decode(files[name])
         if pixels is None:
             continue
-        batch.append(pixels)
-        if len(batch) == _COLLATED:
-            np.stack(batch)
-            batch = []
         times.setdefault(name, []).append(time.process_time() - before)
-    return times
+        batch.append(pixels)
+        if len(batch) == BATCH:
+            collate_s.append(_collate(batch))
+            batch = []
+    if batch and not collate_s:
+        batch += [batch[number % len(batch)].copy() for number in range(BATCH - len(batch))]
+        collate_s.append(_collate(batch))
+    each_s = math.fsum(collate_s) / max(len(collate_s), 1) / BATCH
+    return {name: [one + each_s for one in some] for name, some in times.items()}
 
 
-def _decode_timed(data: bytes) -> Any:
+def _collate(batch: list[Any]) -> float:
+    """Return the CPU time of laying a batch into memory that processes share, as a worker hands it over.
+
+    Its pages are new each time, which takes longer than the copy.
+    """
+    before = time.process_time()
+    with mmap.mmap(-1, sum(pixels.nbytes for pixels in batch)) as shared:
+        out = np.frombuffer(shared, np.uint8).reshape(len(batch), *batch[0].shape)
+        np.stack(batch, out=out)
+        del out
+    return time.process_time() - before
+
+
+def _decode(data: bytes) -> Any:
     """Return what a DataLoader's worker makes of a file; None: Pillow does not decode it."""
     from PIL import Image
 

@@ -172,7 +172,9 @@ def _word_memory(job: WatchedJob, bar: int) -> str:
     used = f"{format_bytes(own)} of {format_bytes(memory.limit_bytes)} ({of})"
     share = own / memory.limit_bytes if memory.limit_bytes else None
     cache = f"page cache {format_bytes(memory.cache_bytes)}"
-    return f"{_bar(share, bar)} {used}, {cache}; this job's own {format_bytes(memory.job_bytes)}"
+    return (
+        f"{_bar(share, bar)} {used}, {cache}; this job's processes {format_bytes(memory.job_bytes)} at most"
+    )
 
 
 def _word_store(store: StoreUse, bar: int) -> str:
@@ -201,7 +203,7 @@ def _word_files(job: WatchedJob) -> str:
         format_bytes(sum(getattr(one, name) or 0.0 for one in job.processes))
         for name in ("read_bytes_per_s", "disk_bytes_per_s", "written_bytes_per_s")
     )
-    return f"this job reads {read}/s, {disk}/s of it from a disk; writes {written}/s"
+    return f"this job reads {read}/s and writes {written}/s; from disks, swap included, come {disk}/s"
 
 
 def _list_processes(job: WatchedJob, cells: int, room: int | None) -> list[Row]:

@@ -122,7 +122,7 @@ class MemoryUse:
 
     Attributes:
         used_bytes: page cache included; `cache_bytes`: that part of it.
-        job_bytes: of the job's processes: what is not of files, nor shared.
+        job_bytes: of the job's processes: what is not of files; what forks share counts in each.
         job_swap_bytes: that the job's processes have in swap; None: not told.
         swap_used_bytes, swap_in_bytes_per_s, swap_out_bytes_per_s, major_faults_per_s: of the machine.
     """

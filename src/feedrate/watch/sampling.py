@@ -44,7 +44,7 @@ from feedrate.watch.results import (
     WatchedProcess,
     WatchedUser,
 )
-from feedrate.watch.targets import JobFinder, Member, assign_roles, find_frameworks
+from feedrate.watch.targets import WORKER_NAME, JobFinder, Member, assign_roles, find_frameworks
 from feedrate.watch.verdict import judge, settle
 
 # Kernel functions in which a process that sleeps waits for data: FUSE and some network file systems let a
@@ -259,7 +259,8 @@ class JobSampler:
                 old = self._threads_before.get(tid, now)
                 used, waited = max(0.0, now.cpu_s - old.cpu_s), max(0.0, now.queued_s - old.queued_s)
                 one = (used / passed_s, waited / passed_s, stat.state == "D")
-                groups.setdefault(stat.name.rstrip("0123456789-_#"), []).append(one)
+                name = "main thread" if tid == pid else stat.name.rstrip("0123456789-_#")
+                groups.setdefault(name, []).append(one)
         self._threads_before = after
         made = [
             ThreadGroup(name, len(found), *(sum(values) for values in zip(*found, strict=True)))
@@ -297,13 +298,15 @@ class JobSampler:
     ) -> MemoryUse:
         reading = self._memory.read(passed_s, members)
         swapped = [one.swap_bytes for one in processes]
+        # What forks share is in swap once, and counts in each.
+        known = min(sum(one or 0 for one in swapped), reading["swap_used"])
         return MemoryUse(
             used_bytes=reading["used"],
             limit_bytes=reading["limit"],
             cache_bytes=reading["cache"] or 0,
             is_group=reading["is_group"],
             job_bytes=sum(read_anonymous(pid) or 0 for pid in members),
-            job_swap_bytes=None if None in swapped else sum(one or 0 for one in swapped),
+            job_swap_bytes=None if None in swapped else known,
             swap_used_bytes=reading["swap_used"],
             swap_in_bytes_per_s=reading["swap_in_per_s"],
             swap_out_bytes_per_s=reading["swap_out_per_s"],
@@ -316,6 +319,8 @@ class JobSampler:
         found: dict[str, None] = {}
         for pid in trainers[:4]:
             found.update(dict.fromkeys(find_frameworks(pid, read_command_line(pid))))
+        if not found and any(name.startswith(WORKER_NAME) for _, name in self._lines):
+            found["PyTorch"] = None
         self._frameworks = tuple(found)
 
     def _list_hidden(self, gpus: Sequence[GpuUse]) -> Iterator[str]:

@@ -30,7 +30,7 @@ _STARTERS = re.compile(
     r"|cron|crond|atd|supervisord|make"
 )
 _LEAST_CORES, _LEAST_BYTES = 0.02, 100e6  # a process that uses less is not worth a line
-_WORKER_NAME = "pt_data_worker"  # torch gives it to the workers of a DataLoader
+WORKER_NAME = "pt_data_worker"  # torch gives it to the workers of a DataLoader
 _HELPERS = re.compile(r"resource_tracker|semaphore_tracker|torch_shm_manager|_inductor|tensorboard")
 _STARTED_BY_PYTHON = re.compile(r"multiprocessing\.(spawn|forkserver)")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
@@ -106,7 +106,7 @@ def _find_role(member: Member, parent: Member | None) -> str:
     line = " ".join(member.command)
     if _HELPERS.search(line) or member.name == "torch_shm_manage":
         return HELPER
-    if member.name.startswith(_WORKER_NAME):
+    if member.name.startswith(WORKER_NAME):
         return WORKER
     is_fork = parent is not None and bool(member.command) and member.command == parent.command
     started = _STARTED_BY_PYTHON.search(line)

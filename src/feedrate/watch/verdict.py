@@ -130,15 +130,15 @@ def _find_blocked_trainer(job: WatchedJob) -> Verdict | None:
 
 
 def _find_crowd(job: WatchedJob) -> Verdict | None:
-    """Processes that are ready to run and have no core."""
-    waiting = [job.trainers, job.workers]
-    queued = max((_mean(group).queued for group in waiting if group), default=0.0)
-    threads = sum(group.queued for group in job.threads) / max(sum(g.cores for g in job.threads), 0.1)
-    queued = max(queued, min(threads, 1.0) if job.threads else 0.0)
+    """Processes, or threads of one, that are ready to run and have no core."""
+    queued = max((_mean(group).queued for group in (job.trainers, job.workers) if group), default=0.0)
+    ran, waited = sum(one.cores for one in job.threads), sum(one.queued for one in job.threads)
+    if waited >= _QUEUED:
+        queued = max(queued, waited / (ran + waited))
     cores = job.cores
     if queued < _QUEUED or cores.idle > 0.25 * cores.limit:
         return None
-    reason = f"its processes are ready to run, and have no core, {_percent(queued)} of the time"
+    reason = f"who is ready to run has no core {_percent(queued)} of the time"
     if cores.others >= _SHARED_CORES * cores.limit:
         name = "" if cores.biggest_other is None else f", most by {cores.biggest_other[0]}"
         reason += f"; others use {cores.others:.1f} of {cores.limit:g} cores{name}"
