@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from feedrate.figures import MEASURED, Figure, combine_all
 from feedrate.model.ways import count_epochs_to_pay
+from feedrate.plan.machines import describe_scale
 from feedrate.plan.outcome import Case, collect_figures
 from feedrate.plan.recipes import (
     IN_PLACE,
@@ -66,7 +67,8 @@ def make_plan(
         for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
     )
     recommended, reason = recommend(ways, epochs)
-    said = [*survey.notes, *node.notes, *notes, *_note_no_rate(node), *_note_resize(ways, recommended)]
+    of_node = [*node.notes, *describe_scale(survey, node, batch_size), *_note_no_rate(node)]
+    said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
     return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
 
 
