@@ -39,9 +39,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_plan_is_drawn_and_one_way_recommended(looked_at: dict[str, Any], capsys: Output) -> None:
-    assert main(["plan", "/data/imagenet", "--seconds", "3", "--scratch", "/scr"]) == 0
+    assert main(["plan", "/data/imagenet", "--seconds", "3", "--scratch", "/"]) == 0
     assert "\nRecommended: " in capsys.readouterr().out
-    assert (looked_at["dataset"], looked_at["seconds"], looked_at["scratch"]) == ("/data/imagenet", 3, "/scr")
+    assert (looked_at["dataset"], looked_at["seconds"], looked_at["scratch"]) == ("/data/imagenet", 3, "/")
     assert (looked_at["model"], looked_at["model_rate"]) == ("resnet50", None)
 
 
@@ -95,6 +95,7 @@ def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
         (["estimate", "epoch", "/d", "--model", "gpt"], "error: there is no model 'gpt'\n\nhint: known: res"),
         (["plan", "/d", "--what-if", "cores=2", "--machines", "lab.toml"], "error: --what-if changes this"),
         (["plan", "/d", "--machines", "no.toml"], "no.toml"),
+        (["plan", "/d", "--scratch", "/no/such"], "error: there is no folder /no/such\n\nhint: "),
         (["plan", "/d", "--what-if", "core=2"], "cores"),
     ],
 )  # fmt: skip

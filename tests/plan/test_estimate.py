@@ -140,6 +140,18 @@ def test_where_nothing_can_be_read_stored_numbers_are_used(
     assert found.notes == ("old",)
 
 
+def test_a_target_that_cannot_be_written_to_is_another_to(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise StorageError("cannot write there", hint="--scratch DIR")
+
+    monkeypatch.setattr(estimate, "measure_writes", refuse)
+    with pytest.raises(StorageError, match="cannot write there") as raised:
+        ask("1GB", folders)
+    assert "--to DIR" in str(raised.value.hint)
+
+
 def test_files_that_were_in_memory_say_little_of_the_disk(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

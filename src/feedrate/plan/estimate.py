@@ -80,9 +80,10 @@ def estimate_copy(
     target = target or os.fspath(find_scratch() or "")
     if not target:
         raise UsageError("no scratch folder is known on this node", hint="name one: --to DIR")
-    for path in (folder, target):
+    for option, path in (("--from", folder), ("--to", target)):
         if not os.path.exists(path):
-            raise NotFound(f"there is no {path}", hint=suggest_path(path))
+            near = suggest_path(path)
+            raise NotFound(f"there is no {path}", hint=near or f"name a folder that is there: {option} DIR")
     say(f"looking at {folder}")
     found = _look_at_files(folder, seconds / 2)
     speed = _find_speed(folder, found, numbers, seconds / 2)
@@ -169,7 +170,10 @@ def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple
     if stored is not None and stored.write_bytes_per_s is not None and stored.create_s is not None:
         return stored.write_bytes_per_s, stored.create_s
     say(f"writing a trial file to {folder}")
-    return measure_writes(folder)
+    try:
+        return measure_writes(folder)
+    except StorageError as error:
+        raise StorageError(error.message, hint="name a folder that you may write to: --to DIR") from error
 
 
 def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:
