@@ -216,18 +216,20 @@ class WhatIf:
     def _find_rate(self, node: Node, *, is_same: bool, count: int) -> Figure | None:
         if self.model_rate is not None:
             return Figure.exactly(self.model_rate, GIVEN, f"{self.label} model-rate")
-        was_given = node.model_rate is not None and node.model_rate.origin == GIVEN
-        if (self.gpus is None and not self.gpu) or was_given:
+        if self.gpus is None and not self.gpu:
             return node.model_rate
         if count == 0:  # what the model would take on the cores is not known
             return node.model_rate if node.gpus == 0 else None
+        if node.model_rate is not None and node.model_rate.origin == GIVEN:
+            return node.model_rate
         if is_same or not node.model:
             return node.model_rate if is_same else None
         rate = find_model_rate(self.gpu, node.model)
         if rate is None:
             known = ", ".join(gpu.name for gpu in GPUS if gpu.published)
             raise UsageError(
-                f"no rate of {node.model} is known for the GPU '{self.gpu or node.gpu_name}'",
+                f"no rate of {node.model} is known for "
+                + (f"the GPU '{self.gpu}'" if self.gpu else "GPUs without a name"),
                 hint=f"give it as model-rate=IMAGES_PER_S, or take one of {known}",
             )
         return rate
@@ -275,7 +277,7 @@ def _resize(survey: Survey, size_bytes: int) -> Survey:
 
 
 def parse_what_if(words: Sequence[str]) -> WhatIf:
-    """Return the changes in `cores=32 mem=500G`; commas may stand for spaces.
+    """Return the changes in `cores=32 mem=500G`; commas may stand for spaces. No words: no changes.
 
     Raises:
         UsageError: a key is unknown or said twice, or a value makes no sense.
@@ -289,7 +291,7 @@ def parse_what_if(words: Sequence[str]) -> WhatIf:
             )
         if word:
             pairs.append((key, value))
-    if not pairs:
+    if words and not pairs:
         raise UsageError("--what-if says nothing to change", hint=LIST_OF_KEYS)
     text = " ".join(f"{key}={value}" for key, value in pairs)
     return replace(read_changes(pairs, "--what-if"), text=text)
@@ -376,7 +378,7 @@ def _read_latency(text: str) -> dict[str, Any]:
 
 
 KEYS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
-    "cores": (_whole("cores", 1, 100_000), "32"),
+    "cores": (_whole("cores", 1, 1024), "32"),
     "mem": (lambda text: {"memory_bytes": parse_bytes(text)}, "500G"),
     "gpu": (_read_gpu, "4xA100"),
     "model-rate": (_real("model_rate", 0.001, 1e7), "1200"),
