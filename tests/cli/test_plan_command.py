@@ -76,8 +76,8 @@ def test_what_if_changes_the_node_and_may_stand_before_the_dataset(capsys: Outpu
 @pytest.mark.usefixtures("looked_at")
 def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
     machines = tmp_path / "lab.toml"
-    machines.write_text('[small]\ncores = 8\nmemory = "64GB"\ngpu = "1xV100"\n'
-                        '[large]\ncores = 64\nmemory = "512GB"\ngpu = "4xA100"\n')  # fmt: skip
+    machines.write_text('[nodes.small]\ncores = 8\nmem = "64GB"\ngpu = "1xV100"\n'
+                        '[nodes.large]\ncores = 64\nmem = "512GB"\ngpu = "4xA100"\n')  # fmt: skip
     assert main(["plan", "/data", "--machines", str(machines)]) == 0
     out = capsys.readouterr().out
     assert "the fastest kind of node first" in out
