@@ -42,9 +42,9 @@ def draw_plan(plan: Plan, width: int | None = None) -> str:
 
 def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
     facts = describe_survey(ranking.survey)
-    best = ranking.plans[0].survey.source if ranking.plans else ranking.survey.source
-    if best != ranking.survey.source:
-        facts.append(("as given", describe_store(best)))
+    source = ranking.plans[0].survey.source if ranking.plans else ranking.survey.source
+    if source != ranking.survey.source:
+        facts.append(("as given", describe_store(source)))
     head = _lay_facts(facts, width)
     title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
     nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
