@@ -39,7 +39,7 @@ _WARM_UP = 3  # images; the first ones load what Pillow needs
 _PACK_S = 0.5
 _TIMEOUT_S = 60.0
 _LEAST_ERROR = 0.04  # of a time: from one measurement to the next
-_CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(sys.argv[1], int(sys.argv[2]))"
+_CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _measure_loader(paths: Sequence[str]) -> tuple[Figure | None, float, str]:
 def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | None, float, str]:
     """Return the CPU time of an image, and what all cores give by what one gives."""
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _CHILD, folder, str(cores)]
+    command = [sys.executable, "-c", _CHILD, folder, *map(str, (cores, _ALONE_S, _TOGETHER_S))]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=environ
@@ -197,8 +197,8 @@ def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | Non
     return figure, cores / max(slower, 1.0), ""
 
 
-def try_pillow(folder: str, cores: int) -> None:
-    """Print the CPU times of images by their numbers: in one process, then in one per core at once.
+def try_pillow(folder: str, cores: str, alone_s: str, together_s: str) -> None:
+    """Print the CPU times of images by their names: in one process, then in one per core at once.
 
     Called in a process of its own, which has no threads when it forks.
     """
@@ -209,17 +209,19 @@ def try_pillow(folder: str, cores: int) -> None:
     random.shuffle(names)
     for name in names[:_WARM_UP]:
         _decode(files[name])
-    alone = _decode_for(files, names, _ALONE_S)
+    alone = _decode_for(files, names, float(alone_s))
     together: dict[str, list[float]] = {}
     tried = [name for name in names if name in alone]
-    if cores > 1 and tried:
-        for times in _fork(files, tried, cores):
+    if int(cores) > 1 and tried:
+        for times in _fork(files, tried, int(cores), float(together_s)):
             for name, some in times.items():
                 together.setdefault(name, []).extend(some)
     sys.stdout.write(json.dumps([alone, together]))
 
 
-def _fork(files: dict[str, bytes], names: list[str], cores: int) -> Iterator[dict[str, list[float]]]:
+def _fork(
+    files: dict[str, bytes], names: list[str], cores: int, seconds: float
+) -> Iterator[dict[str, list[float]]]:
     """Decode in `cores` processes at once, each in another order."""
     pipes = []
     for number in range(cores):
@@ -227,7 +229,7 @@ def _fork(files: dict[str, bytes], names: list[str], cores: int) -> Iterator[dic
         if not os.fork():
             try:
                 at = number * len(names) // cores
-                found = _decode_for(files, names[at:] + names[:at], _TOGETHER_S)
+                found = _decode_for(files, names[at:] + names[:at], seconds)
                 with open(writing, "w") as pipe:
                     json.dump(found, pipe)
             finally:
