@@ -290,12 +290,13 @@ def _measure_transfers(device: torch.device, effort: Effort) -> dict[str, Figure
 
 
 class _GpuDecoding:
-    """A batch of photographs to decode on a GPU: planned once, so that the host's part is aside."""
+    """A batch of photographs, each several times, to decode on a GPU: planned once, the host's part aside."""
 
     def __init__(self, jpegs: Sequence[bytes], geometry: Geometry, device: torch.device) -> None:
         import torch
 
-        self._device = device
+        self._device, times = device, -(-BATCH_SIZE // len(jpegs))
+        jpegs = [*jpegs] * times
         self._module = compile_source(kernels.source(), kernels.COMPILE_OPTIONS, device=device.index)
         entries = [kernel.scan(jpeg).entries for jpeg in jpegs]
         data = np.frombuffer(b"".join(jpegs), np.uint8)
@@ -306,8 +307,8 @@ class _GpuDecoding:
             np.array([kernel.crc32c(jpeg) for jpeg in jpegs], np.uint32),
             np.frombuffer(b"".join(entries), np.uint8),
             _find_starts(entries),
-            boxes=geometry.boxes,
-            flips=geometry.flips,
+            boxes=np.tile(geometry.boxes, (times, 1)),
+            flips=np.tile(geometry.flips, times),
             size=(_SIDE, _SIDE),
         )
         self.images = int(taken.sum())
