@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from feedrate.bench.results import BenchResult, BenchRun, DemoResult, Standing
+from feedrate.bench.results import BenchResult, BenchRun, CopyTime, DemoResult, MachineResult, Standing
+from feedrate.figures import ASSUMED, Figure
 from feedrate.loader.results import PixelCheck
-from feedrate.machine.results import Machine
+from feedrate.machine.results import Machine, MachineNumbers, ModelRates, StoreSpeed
 
 MACHINE = Machine("Fast 9000", 2, 8 * 10**9, "Linux 6", "3.11", {"feedrate": "0.1.0"}, None, ("demo",))
 BEFORE = Standing("DataLoader + Pillow", 400.0, 390.0, 410.0, 9.0, 0.9, 0.004, 0.5, 600_000_000, 0.75)
@@ -46,4 +47,53 @@ def make_bench_result() -> BenchResult:
         pixels=PixelCheck(24, 56.0, 1, True, 0),
         runs=RUNS,
         machine=MACHINE,
+    )
+
+
+def make_store_speed() -> StoreSpeed:
+    return StoreSpeed(
+        path="nfs",
+        kind="nfs4",
+        file_s=Figure(0.006, 0.0055, 0.0065, note="300 files"),
+        list_s=Figure.exactly(1e-5),
+        folder_s=None,
+        read_s=Figure.exactly(0.002),
+        stream_bytes_per_s=Figure.exactly(5e7),
+        total_bytes_per_s=Figure(1e8, 9e7, 1e9, ASSUMED, "the files are too small to tell"),
+        files_per_s=Figure.exactly(2000.0),
+        streams=16,
+        warm_file_s=Figure.exactly(1e-5),
+        warm_bytes_per_s=Figure.exactly(5e9),
+        keeps_pages=True,
+        cold_share=1.0,
+        write_bytes_per_s=Figure.exactly(4e7),
+        create_s=Figure.exactly(0.004),
+    )
+
+
+def make_machine_result() -> MachineResult:
+    rate = Figure(1000.0, 900.0, 1100.0, note="batches of 256, bfloat16")
+    return MachineResult(
+        numbers=MachineNumbers(
+            node="",
+            date="2026-11-17",
+            machine=MACHINE,
+            stores={"nfs": make_store_speed()},
+            decode_images_per_s={"pillow": Figure.exactly(400.0), "feedrate": Figure.exactly(1600.0)},
+            core_gain=Figure.exactly(1.9),
+            memory_bytes_per_s=Figure.exactly(8e9),
+            to_device_bytes_per_s=Figure.exactly(5e10),
+            gpu_decode_images_per_s=None,
+            models={"resnet50": ModelRates(rate, rate.scaled(0.25))},
+            device="GPU 9000",
+        ),
+        copies=(
+            CopyTime("nfs", "scratch", 1, Figure(10.0, 9.5, 10.5)),
+            CopyTime("nfs", "scratch", 10_000, Figure(90.0, 80.0, 100.0, note="from 66.7 MB")),
+        ),
+        decode_all_images_per_s=Figure.exactly(3040.0),
+        pageable_bytes_per_s=None,
+        is_quick=False,
+        left_out={"decoding on the GPU": "NVRTC is not installed"},
+        took_s=80.0,
     )
