@@ -57,13 +57,14 @@ def test_the_table_shows_both_loaders_and_ends_with_what_to_type(
     assert run(monkeypatch, FakeTest(), str(photos)) == 0
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[:7] == [
+    assert lines[:8] == [
         "device Fast GPU (cuda)",
         "model densenet121, bfloat16, batches of 128, 224 x 224 pixels",
         "images 2,000 images of 10 labels, 220 MB, drawn from the 1,281,167 images of photos",
         "device alone 2,000 images/s (1,990-2,010), batches on it already",
         "loaders 16 workers or threads each, files in the page cache",
         "storage 3,000 images/s to 16 readers, files as they were found, 25% in the page cache",
+        "measured just now, all of it, in 1 min 40 s",
         "note: Fast GPU is here",
     ]
     assert "images/s trained 400 (390-410) 1,600 (1,590-1,610) 4.00x" in lines

@@ -58,7 +58,7 @@ def _head(result: SpeedtestResult) -> list[tuple[str, str]]:
         cached = "" if share is None else f", {format_percent(share)} in the page cache"
         rate, readers = _number(subset.read_images_per_s), format_count(subset.readers, "reader")
         rows.append(("storage", f"{rate} images/s to {readers}, files as they were found{cached}"))
-    return rows
+    return [*rows, ("measured", f"just now, all of it, in {format_seconds(result.seconds)}")]
 
 
 def _say_source(result: SpeedtestResult) -> str:
