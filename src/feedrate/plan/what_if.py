@@ -190,6 +190,9 @@ class WhatIf:
             node = replace(
                 node, memory_bytes=memory, machine_memory_bytes=memory, memory_origin=f"{self.label} mem"
             )
+        if self.storage or self.size_bytes is not None:
+            # What is free beside the dataset that is here says nothing of another store.
+            node = replace(node, pack_free_bytes=None)
         name = f"what if: {self.text}" if self.text else node.name
         return replace(node, name=name, nodes=node.nodes if self.nodes is None else self.nodes)
 
