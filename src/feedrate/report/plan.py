@@ -41,7 +41,11 @@ def draw_plan(plan: Plan, width: int | None = None) -> str:
 
 
 def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
-    head = _lay_facts(describe_survey(ranking.survey), width)
+    facts = describe_survey(ranking.survey)
+    source = ranking.plans[0].survey.source if ranking.plans else ranking.survey.source
+    if source != ranking.survey.source:
+        facts.append(("as given", describe_store(source)))
+    head = _lay_facts(facts, width)
     title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
     nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
     lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(ranking))]
@@ -212,17 +216,21 @@ def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
 
 
 def _draw_nodes(plans: Sequence[Plan], width: int | None) -> list[Line]:
-    heads = [("", "GPUs"), ("", "cores"), ("", "memory"), ("", "before"), ("later", "epochs"),
-             ("", "whole run"), ("", "limit")]  # fmt: skip
+    heads = [("GPUs", "in all"), ("cores", "a node"), ("memory", "a node"), ("", "before"),
+             ("later", "epochs"), ("", "whole run"), ("", "limit")]  # fmt: skip
     names, cells = ["node, and way"], []
     for plan in plans:
         way, node = find_way(plan), plan.node
-        count = f"{node.nodes:,} x " if node.nodes > 1 else ""
-        names.append(f"{count}{node.name}: {way.name if way else 'no way fits'}")
+        names.append(f"{node.name}: {way.name if way else 'no way fits'}")
         times = [short_time(way.before_s, has_spread=False), short_time(way.later_epoch_s, has_spread=False),
                  short_time(way.total_s), way.limit] if way else [""] * 4  # fmt: skip
         cells.append(
-            [f"{node.gpus:,}", f"{node.cores.value:,.0f}", format_bytes(node.memory_bytes.value), *times]
+            [
+                f"{node.gpus * node.nodes:,}",
+                f"{node.cores.value:,.0f}",
+                format_bytes(node.memory_bytes.value),
+                *times,
+            ]
         )
     return _lay_table(names, [heads, *cells], [False] * len(plans), width)
 
