@@ -167,7 +167,7 @@ def list_unfit(plan: Plan) -> dict[str, str]:
 def say_pays(way: Way, plan: Plan) -> str:
     if plan.ways and way is plan.ways[0]:
         return "-"  # it is what the others are held against
-    if not is_number(way.pays_after) or way.pays_after > 1e6:
+    if not is_number(way.pays_after) or way.pays_after > 9_999:
         return "never"
     return f"epoch {format_number(max(1, math.ceil(way.pays_after)))}"
 
@@ -198,8 +198,8 @@ def _short_bytes(figure: Figure) -> str:
 def _short_hours(figure: Figure) -> str:
     if not is_number(figure.value):
         return "unknown"
-    hours = figure.value if abs(figure.value) < 10 else round(figure.value)
-    return f"{format_number(round(hours, 1))}{mark(figure)}" if hours else "-"
+    hours = round(figure.value, 1 if abs(figure.value) < 10 else 0)
+    return f"{format_number(hours)}{mark(figure)}" if hours else "-"
 
 
 def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
