@@ -71,7 +71,8 @@ def draw_ranking_page(ranking: Ranking) -> str:
     found = [(plan, way) for plan in ranking.plans if (way := find_way(plan)) is not None]
     bars = [(f"{name_node(plan.node)}: {way.name}", way, plan is ranking.plans[0]) for plan, way in found]
     plans = "".join(
-        f"<article><h3>{show(name_node(plan.node))}: {show(way.name)}</h3><p>{show_sentence(plan.reason)}.</p>"
+        f"<article><h3>{show(name_node(plan.node))}: {show(way.name)}</h3>"
+        f"<p>{show_sentence(plan.reason)}.</p>"
         f"{_draw_commands(way)}{_draw_node(plan.node)}</article>"
         for plan, way in found
     )
