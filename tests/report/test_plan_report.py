@@ -137,7 +137,7 @@ def test_figures_are_not_broken_between_number_and_unit() -> None:
 
 
 def test_a_ranking_names_each_node_with_its_way_and_what_to_type_on_the_first() -> None:
-    plans = (make_plan(), make_plan(node=make_node(name="4 x old", nodes=4), recommended=""))
+    plans = (make_plan(), make_plan(node=make_node(name="old", nodes=4), recommended=""))
     text = draw_ranking(Ranking(make_survey(), 90, plans, ("4 x old has no scratch",)), 140)
     assert "gpu17: pack, then stage on scratch" in text
     assert "4 x old: read in place" in text
