@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,35 +45,54 @@ class Figure:
         half = max(2 * math.sqrt(variance / count), least * abs(mean))
         return cls(mean, max(mean - half, 0.0 if mean >= 0 else mean - half), mean + half, MEASURED, note)
 
+    def assumed(self, note: str) -> Figure:
+        """Return the same value where it stands for something else."""
+        return replace(self, origin=ASSUMED, note=note)
+
     def scaled(self, factor: float) -> Figure:
         low, high = sorted((self.low * factor, self.high * factor))
         return replace(self, value=self.value * factor, low=low, high=high)
 
 
 def combine(function: Callable[..., float], figures: Mapping[str, Figure], **fixed: Any) -> Figure:
-    """Return what `function` makes of figures, given by name, with the interval that theirs give it.
+    """Return what `function` makes of figures, given by name, with the interval that theirs give it."""
+    return combine_all(lambda **values: (function(**values, **fixed),), figures)[0]
 
-    Each figure is moved to its bounds while the others stay; the changes add up as independent errors do.
+
+def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, Figure]) -> list[Figure]:
+    """Return the same for a function with several results.
+
+    Each figure is moved to its bounds while the others stay; the changes add up as independent errors do. A
+    result is as sure as the least sure of the figures that it depends on.
     """
     values = {name: figure.value for name, figure in figures.items()}
-    middle = function(**values, **fixed)
-    below = above = 0.0
+    middle = function(**values)
+    below, above = [0.0] * len(middle), [0.0] * len(middle)
+    behind: list[list[Figure]] = [[] for _ in middle]
     for name, figure in figures.items():
-        if figure.low == figure.high:
-            continue
-        ends = [function(**{**values, name: end}, **fixed) - middle for end in (figure.low, figure.high)]
-        below += min(*ends, 0.0) ** 2
-        above += max(*ends, 0.0) ** 2
-    low = middle - math.sqrt(below)
-    return Figure(
-        middle,
-        max(low, 0.0) if middle >= 0 else low,
-        middle + math.sqrt(above),
-        weakest(figures.values()),
-    )
+        is_exact = figure.low == figure.high
+        # An exact figure is moved a little, to see what depends on it.
+        bounds = (figure.value * 0.99, figure.value * 1.01) if is_exact else (figure.low, figure.high)
+        ends = [function(**{**values, name: bound}) for bound in bounds]
+        for i, value in enumerate(middle):
+            changes = [end[i] - value for end in ends]
+            if any(changes):
+                behind[i].append(figure)
+            if not is_exact:
+                below[i] += min(*changes, 0.0) ** 2
+                above[i] += max(*changes, 0.0) ** 2
+    return [
+        Figure(
+            value,
+            max(value - math.sqrt(below[i]), 0.0) if value >= 0 else value - math.sqrt(below[i]),
+            value + math.sqrt(above[i]),
+            weakest(behind[i]),
+        )
+        for i, value in enumerate(middle)
+    ]
 
 
-def weakest(figures: Any) -> str:
+def weakest(figures: Iterable[Figure]) -> str:
     """Return the origin of the least sure among figures; of none, `given`: constants are nobody's guess."""
     ranks = [_WEAKER.index(figure.origin) for figure in figures]
     return _WEAKER[max(ranks)] if ranks else GIVEN

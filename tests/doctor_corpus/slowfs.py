@@ -3,8 +3,9 @@
 
 Speaks the kernel's FUSE protocol itself, so that nothing has to be installed; needs root and /dev/fuse.
 What a file's pages hold is forgotten when it is opened again, as on a network file system without a lease:
-every epoch is read from the server. Of files that are larger than what the page cache may keep, no page is
-kept at all, as of data that is much larger than a job's memory: every read is one of the server.
+every epoch is read from the server, unless pages stay, as those of files do which a server knows to be
+unchanged. Of files that are larger than what the page cache may keep, no page is kept at all, as of data that
+is much larger than a job's memory: every read is one of the server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OUT_HEADER = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<6Q10I")
 SILENT = (FORGET, BATCH_FORGET, INTERRUPT)
 ASYNC_READ, PARALLEL_DIROPS = 1, 1 << 18
-DIRECT_IO = 1
+DIRECT_IO, KEEP_CACHE = 1, 2
 BUFFER_BYTES = 1 << 20
 KEPT_S = 3  # names and attributes are believed for so long, as NFS does
 
@@ -42,13 +43,15 @@ KEPT_S = 3  # names and attributes are believed for so long, as NFS does
 class Slowness:
     """How late an answer is, in seconds: to names and opens, to reads; and bytes per second of all.
 
-    `kept_bytes`: of larger files no page stays in the page cache.
+    `kept_bytes`: of larger files no page stays in the page cache. `pages_stay`: of others they do, also when
+    the file is opened again.
     """
 
     meta_s: float
     read_s: float
     bytes_per_s: float
     kept_bytes: float = float("inf")
+    pages_stay: bool = False
 
 
 class SlowFolder:
@@ -79,7 +82,8 @@ class SlowFolder:
             time.sleep(self.slowness.meta_s)
             file = os.open(self.paths[node], os.O_RDONLY)
             is_kept = os.fstat(file).st_size <= self.slowness.kept_bytes
-            return struct.pack("<QII", file, 0 if is_kept else DIRECT_IO, 0)
+            flags = (KEEP_CACHE if self.slowness.pages_stay else 0) if is_kept else DIRECT_IO
+            return struct.pack("<QII", file, flags, 0)
         if opcode == OPENDIR:
             return struct.pack("<QII", self.open_folder(self.paths[node]), 0, 0)
         if opcode == READ:

@@ -31,6 +31,7 @@ BATCH_SIZE = 256
 _WARM_UP_STEPS = 3
 _WINDOWS = 8  # of which the interval is made
 _MEMORY_SHARE = 0.5  # of the machine's that a batch may take
+_SMALLEST_SIDE = 32  # halved five times, one pixel is left
 _PATCH = 16  # of the vision transformer, pixels
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -47,12 +48,23 @@ def make_model(name: str, classes: int = 1000, *, side: int = SIDE) -> Any:
         "densenet121": lambda: _make_densenet((6, 12, 24, 16), classes),
         "vit_b_16": lambda: _define().Transformer(classes, side),
     }
-    if check_model(name) == "vit_b_16" and side % _PATCH:
+    check_side(check_model(name), side)
+    return makers[name]()
+
+
+def check_side(name: str, side: int) -> None:
+    """Refuse images that a model cannot take.
+
+    Raises:
+        UsageError: they are too small, or no whole number of patches.
+    """
+    if side < _SMALLEST_SIDE:
+        raise UsageError(f"images must be at least {_SMALLEST_SIDE} pixels wide and high, got {side}")
+    if name == "vit_b_16" and side % _PATCH:
         raise UsageError(
             f"vit_b_16 takes images whose side is a multiple of {_PATCH}, got {side}",
-            hint=f"--size {max(1, round(side / _PATCH)) * _PATCH}",
+            hint=f"the nearest: {round(side / _PATCH) * _PATCH}",
         )
-    return makers[name]()
 
 
 def _make_resnet(depths: Sequence[int], classes: int, *, is_deep: bool) -> Any:
@@ -144,7 +156,7 @@ def _define() -> _Modules:
             super().__init__()
             self.patches = nn.Conv2d(3, width, _PATCH, _PATCH)
             self.token = nn.Parameter(torch.zeros(1, 1, width))
-            self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + (side // _PATCH) ** 2, width))
+            self.positions = nn.Parameter(torch.zeros(1, 1 + (side // _PATCH) ** 2, width))
             layers = [
                 nn.TransformerEncoderLayer(
                     width, 12, 4 * width, dropout=0.0, activation="gelu", layer_norm_eps=1e-6,
@@ -247,9 +259,9 @@ def measure_model(
     device = torch.device(device)
     with quick_convolutions():
         step = Step(make(name, side=side), device, training=training)
-        if device.type == "cpu":
+        if device.type == "cpu" and training:
             # A CPU's memory has no end that could be run against: the system ends a process instead.
-            most = _MEMORY_SHARE * count_usable_memory_bytes() / count_step_bytes(name, side, make)
+            most = _MEMORY_SHARE * count_usable_memory_bytes() / max(count_step_bytes(step.model, side), 1)
             while batch_size > max(most, 1):
                 batch_size //= 2
         batch = _fit(step, batch_size, side)
@@ -290,24 +302,25 @@ def make_batch(device: torch.device, batch_size: int, side: int) -> tuple[torch.
     return images.permute(0, 3, 1, 2), torch.randint(0, 1000, (batch_size,), device=device)
 
 
-def count_step_bytes(name: str, side: int, make: Callable[..., Any] = make_model) -> int:
-    """Return what a training step in float32 keeps for its backward pass, per image."""
+def count_step_bytes(model: Any, side: int) -> int:
+    """Return what a training step on the CPU keeps for its backward pass, per image."""
     import torch
 
     kept: dict[int, int] = {}
 
     def note(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.device("meta"):
-        model = make(name, side=side)
-        parameters = {one.untyped_storage()._cdata for one in model.parameters()}
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            answers = model(torch.empty(1, 3, side, side))  # holds on to all that is noted
+    parameters = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    was_training = model.training
+    model.eval()  # where one image is all there is, batch normalisation has nothing to learn from
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        answers = model(torch.zeros(1, 3, side, side))  # holds on to all that is noted
+    model.train(was_training)
     del answers
-    return sum(size_bytes for storage, size_bytes in kept.items() if storage not in parameters)
+    return sum(size_bytes for address, size_bytes in kept.items() if address not in parameters)
 
 
 def _fit(step: Step, batch_size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,17 +9,27 @@ limit comes from the cost model, which is given the parts as they were measured 
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
-from feedrate.bench.models import Step, describe_device, make_model, measure_model, quick_convolutions
+from feedrate.bench.models import (
+    Step,
+    check_side,
+    describe_device,
+    make_model,
+    measure_model,
+    quick_convolutions,
+)
 from feedrate.bench.process import Clock
 from feedrate.bench.results import ModelRate, SpeedStanding, SpeedtestResult, Subset
-from feedrate.bench.turns import ALONE, ROUNDS, Budget, Contest, GpuWatch, Timed, Watch, mean
+from feedrate.bench.turns import ALONE, LEAST_TURN, ROUNDS, Budget, Contest, GpuWatch, Timed, Watch, mean
 from feedrate.errors import UsageError
+from feedrate.format.manifest import FILE_NAME
 from feedrate.loader.device.transfer import check_device
 from feedrate.machine.cpu import count_usable_cores, measure_usable_cores
 from feedrate.machine.describe import describe_machine
@@ -27,7 +37,14 @@ from feedrate.machine.gpu import describe_gpus
 from feedrate.model.pipeline import Pipeline, soft_max
 from feedrate.model.results import check_model
 from feedrate.stats import median_ratio
-from feedrate.units import format_count, format_percent, format_rate, format_ratio, shell_quote
+from feedrate.units import (
+    format_count,
+    format_percent,
+    format_rate,
+    format_ratio,
+    format_seconds,
+    shell_quote,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +54,7 @@ GPU_BATCH_SIZE, CPU_BATCH_SIZE = 128, 8
 INSTALL = "pip install --force-reinstall torch"  # on Linux, PyPI has the build for CUDA
 _SIDES = (224, 160, 128, 96, 64)  # multiples of the vision transformer's patches
 _STEPS = 8  # at least, in a turn: fewer tell nothing
+_FEWEST_STEPS = 12  # in all the time that is left
 _LONG_EPOCH_IMAGES = 50_000
 _NOISE = 0.05  # two rates on a shared machine differ by this much without a reason
 
@@ -54,12 +72,16 @@ class SpeedOptions:
 
     def __post_init__(self) -> None:
         check_model(self.model)
+        if self.side is not None:
+            check_side(self.model, self.side)
+        if self.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise UsageError(f"--device must be cpu, cuda or cuda:N, got '{self.device}'")
         if self.seconds < SHORTEST_S:
             raise UsageError(f"--seconds must be at least {SHORTEST_S:.0f}, got {self.seconds:g}")
 
 
 class Choice(NamedTuple):
-    """The device to train on. `unused`: a sentence about a GPU that is here; `install`: what lets torch use it."""
+    """The device to train on. `unused`: about a GPU that is here all the same; `install`: what mends that."""
 
     device: torch.device
     unused: str = ""
@@ -81,8 +103,6 @@ def choose_device(asked: str | None) -> Choice:
         where = f"{gpus[0]} is here, but {build}" if gpus else f"{build}, and NVML sees no GPU here"
         raise UsageError(f"--device {asked}: {where}", hint=INSTALL if gpus else "leave out --device")
     device = check_device(asked or ("cuda" if torch.cuda.is_available() else "cpu"), "torch")
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device must be cpu, cuda or cuda:N, got '{asked}'")
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         return Choice(torch.device("cuda", index))
@@ -138,7 +158,7 @@ def run_speedtest(
     contest = Contest(files, pack, feed_options, Step(make(options.model, side=side), device, training=True))
     with quick_convolutions(), contest, GpuWatch(device) as gpu:
         contest.run(budget, gpu)
-    facts = _Facts(subset, alone, contest.measure_copy(), workers, measure_usable_cores())
+    facts = Facts(subset, alone, contest.measure_copy(), workers, measure_usable_cores())
     before, after = (_sum_up(contest, kind, facts, device.type) for kind in (FILES, PACK))
     ratio = median_ratio(
         *([r.images_per_s for r in contest.runs if r.contestant == NAMES[kind]] for kind in (PACK, FILES))
@@ -172,24 +192,39 @@ def run_speedtest(
 def _choose_sizes(
     options: SpeedOptions, device: torch.device, budget: Budget, make: Callable[..., Any]
 ) -> tuple[int, int]:
-    """Return batch size and image side; on a CPU such that some steps fit into each turn."""
+    """Return batch size and image side; what was not asked for is such that a CPU gets some steps done.
+
+    Raises:
+        UsageError: what was asked for takes too long.
+    """
     if device.type == "cuda":
         return options.batch_size or GPU_BATCH_SIZE, options.side or _SIDES[0]
-    batch_size = options.batch_size or CPU_BATCH_SIZE
-    if options.side is not None:
-        return batch_size, options.side
-    least = _SIDES[-1]
+    batch_size, least = options.batch_size or CPU_BATCH_SIZE, min(options.side or _SIDES[-1], _SIDES[-1])
     tried = measure_model(
-        options.model, device, training=True, batch_size=batch_size, side=least,
+        options.model, device, training=True, batch_size=min(batch_size, CPU_BATCH_SIZE), side=least,
         seconds=0.0, make=make, clock=budget.clock,
     )  # fmt: skip
-    # At most: a step grows a little slower than the number of pixels.
-    longest_s = (1 - 3 * ALONE) * budget.left / (2 * ROUNDS) / _STEPS
-    step_s = tried.batch_size / tried.images_per_s
-    return batch_size, next((s for s in _SIDES if step_s * (s / least) ** 2 <= longest_s), least)
+
+    def step_s(side: int) -> float:
+        """Say how long a step takes, at most: it grows a little slower than the number of pixels."""
+        return batch_size / tried.images_per_s * (side / least) ** 2
+
+    left_s = max(budget.left, 2 * ROUNDS * LEAST_TURN * options.seconds)
+    turn_s = (1 - 3 * ALONE) * left_s / (2 * ROUNDS)
+    side = options.side or next((one for one in _SIDES if step_s(one) <= turn_s / _STEPS), least)
+    longest_s = left_s / _FEWEST_STEPS
+    fitting = int(batch_size * longest_s / step_s(side))
+    if fitting >= batch_size or (fitting and options.batch_size is None):
+        return min(fitting, batch_size), side
+    smaller = f"smaller images: --size {least}" if side > least else "is this machine busy? see top"
+    raise UsageError(
+        f"a step with {format_count(batch_size, 'image')} of {side} x {side} pixels takes up to "
+        f"{format_seconds(step_s(side))} on this CPU: too long for a test of {options.seconds:.0f} s",
+        hint=f"--batch-size {fitting}" if fitting else f"{smaller}; or more --seconds",
+    )
 
 
-class _Facts(NamedTuple):
+class Facts(NamedTuple):
     """What the parts of a training were measured to take, each alone."""
 
     subset: Subset
@@ -230,7 +265,7 @@ class _Facts(NamedTuple):
         return "disk" if slowest == "workers" and pipeline.fetch_blocked_s > pipeline.fetch_cpu_s else "cpu"
 
 
-def _sum_up(contest: Contest, kind: str, facts: _Facts, device_kind: str) -> SpeedStanding:
+def _sum_up(contest: Contest, kind: str, facts: Facts, device_kind: str) -> SpeedStanding:
     runs = [run for run in contest.runs if run.contestant == NAMES[kind]]
     alone, whole_s = contest.alone[kind], sum(run.seconds for run in runs)
     copy_s, compute_s = sum(run.copy_s for run in runs), sum(run.compute_s for run in runs)
@@ -266,7 +301,7 @@ def judge(
     before: SpeedStanding,
     after: SpeedStanding,
     ratio: float,
-    facts: _Facts,
+    facts: Facts,
     choice: Choice,
     source: str | None,
 ) -> tuple[str, str, str]:
@@ -275,14 +310,19 @@ def judge(
     device = "the GPU" if is_gpu else "the CPU, on which the model trains,"
     names = {"disk": "the disk", "cpu": "the CPU", "copy": "the copy to the GPU", "device": device}
     limit, then, plain, ours = names[before.limit], names[after.limit], before.contestant, after.contestant
+    is_pack = source is not None and os.path.exists(os.path.join(source, FILE_NAME))
     dataset = "DATASET" if source is None else shell_quote(source)
     again = "feedrate speedtest" + ("" if source is None else f" {dataset}")
     doctor = "feedrate doctor -- python train.py"
     gain = f"{ours} trains {format_ratio(ratio)} the images per second"
+    slow, fast = sorted((before, after), key=lambda one: one.images_per_s)
+    is_clear = abs(ratio - 1) > _NOISE and slow.high_images_per_s < fast.low_images_per_s
+    if not is_clear:
+        gain = f"{ours} trains as many images per second, within noise"
     if before.limit == "device":
         busy = format_percent(before.compute_share)
         verdict = f"{limit[0].upper()}{limit[1:]} is the limit: with {plain} it computes {busy} of the time"
-        verdict += f"; {gain}." if abs(ratio - 1) > _NOISE else f", and {ours} trains no faster."
+        verdict += f"; {gain}."
         if choice.install:
             return verdict, "Let torch use the GPU that is here:", choice.install
         if not is_gpu:
@@ -295,13 +335,17 @@ def judge(
             f"The disk is the limit: it gives {rate} of files as they were found, and {device.rstrip(',')} "
             f"takes {facts.device.images_per_s:,.0f}; with all files in the page cache, {gain}."
         )
+        if is_pack:
+            return verdict, "Train from a copy on a local disk:", f"feedrate stage {dataset}"
         advice = "Pack the files, which are then read in large pieces, and train from a local disk:"
         return verdict, advice, f"feedrate pack {dataset} PACK && feedrate stage PACK"
-    if ratio > 1 + _NOISE:
+    if is_clear and ratio > 1:
         is_same = "still" if then == limit else "then"
         verdict = (
             f"With {plain} {limit} is the limit, and {waits}; {gain}, and {is_same} {then} is the limit."
         )
+        if is_pack:
+            return verdict, "It is packed already: load it with feedrate.Loader. In your own script:", doctor
         advice = "Pack the dataset once, and load it with feedrate.Loader:"
         return verdict, advice, f"feedrate pack {dataset} PACK"
     verdict = f"{limit[0].upper()}{limit[1:]} is the limit with both loaders: {waits}."

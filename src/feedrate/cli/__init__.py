@@ -24,9 +24,8 @@ from feedrate.cli.output import check_targets, show
 from feedrate.errors import FeedrateError, clean
 
 COMMANDS = (
-    "doctor", "demo", "pack", "index", "unpack", "verify", "ls", "warm", "quality", "append", "split",
-    "add-column", "merge", "stage", "scratch", "fidelity", "bench",
-    "speedtest",
+    "doctor", "watch", "plan", "estimate", "speedtest", "demo", "pack", "index", "unpack", "verify", "ls",
+    "warm", "quality", "append", "split", "add-column", "merge", "stage", "scratch", "fidelity", "bench",
 )  # fmt: skip
 
 # An interrupted one is typed again, and goes on where it was.
@@ -128,6 +127,7 @@ class Parser(argparse.ArgumentParser):
 
     _typed: Sequence[str] = ()
     scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
+    takes_command = False  # what is behind "--" is a command, whatever its words are
     late = ""  # the argument of one word that may stand behind options, or nowhere
 
     def __init__(self, **settings: Any) -> None:
@@ -135,7 +135,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
+        command: list[str] | None = None
+        if self.takes_command and "--" in self._typed:
+            at = self._typed.index("--")
+            args, command = self._typed[:at], self._typed[at + 1 :]
         found, rest = super().parse_known_args(args, namespace)
+        if self.takes_command:
+            found.command = command
         if self.scattered:
             unknown = [word for word in rest if word.startswith("-")]
             words = [*getattr(found, self.scattered), *rest, *getattr(found, "displaced", [])]

@@ -192,7 +192,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.doctor.options import DoctorOptions
-    from feedrate.doctor.run.command import check_command
+    from feedrate.machine.command import check_command
 
     command = read_command(arguments.command)
     seconds = DoctorOptions().seconds if arguments.seconds is None else arguments.seconds
@@ -203,7 +203,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.scratch,
         ends_standstill=arguments.seconds is not None,
     )
-    check_command(command)
+    check_command(command, "feedrate doctor")
     if arguments.trace is not None:
         check_target(arguments.trace, force=arguments.force)
     if arguments.max_slowdown is not None and arguments.verify is None:

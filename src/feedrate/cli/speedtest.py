@@ -12,6 +12,7 @@ The images are copied and packed in a temporary folder (TMPDIR), which is remove
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import add_workers, number, positive
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt
-from feedrate.errors import SourceError, StorageError, need
+from feedrate.errors import SourceError, StorageError
 
 if TYPE_CHECKING:
     from feedrate.bench.results import Subset
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _IMAGES, _QUICK_IMAGES = 2000, 600
 _MOST_BYTES, _QUICK_BYTES = 400_000_000, 100_000_000
 _MADE_PER_CORE = 100  # images that a core makes in a second
+_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _READING = 0.08  # of the time, for listing the dataset, and again for reading
 
 
@@ -53,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
-    need("rich")
     from feedrate.bench.loader import require_torch
 
     require_torch("the speed test trains a model, so it")
@@ -103,7 +104,14 @@ def _temporary() -> Iterator[Path]:
             hint="set TMPDIR to a folder that you may write to",
         ) from error
     with folder as name:
-        yield Path(name)
+        # Else torch's optimizers leave an empty folder of their compiler's among the temporary files.
+        before = os.environ.get(_TORCH_CACHE)
+        os.environ.setdefault(_TORCH_CACHE, os.path.join(name, "torch"))
+        try:
+            yield Path(name)
+        finally:
+            if before is None:
+                del os.environ[_TORCH_CACHE]
 
 
 def _take_images(arguments: argparse.Namespace, files: Path, seconds: float) -> Subset:

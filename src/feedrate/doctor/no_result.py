@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -18,10 +19,10 @@ from feedrate.doctor.findings.catalogue import entry_of
 from feedrate.doctor.findings.machine import is_shm_error
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Finding, Remedy, RunFacts
-from feedrate.doctor.run.command import read_python_call
 from feedrate.doctor.run.launch import Observed
 from feedrate.doctor.run.standstill import LOADERS
 from feedrate.errors import DoctorError
+from feedrate.machine.command import read_python_call
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -117,11 +118,14 @@ def explain_framework(observed: Observed, fact: Mapping[str, Any]) -> tuple[str,
     )
     trace = read_machine(observed.run_folder)
     if len(trace) < _LEAST_READINGS:
-        return f"{message}; it was too short to see what it used of the machine", next_step
+        return (
+            f"{message}; it was too short to see what it used of the machine",
+            f"{_point_to_watch(observed)}; {next_step}",
+        )
     means = trace.between(observed.started_ns, _END_NS)
     cores = measure_usable_cores()
     seen = f"from outside, in {format_seconds(observed.seconds)}: {_word_use(means, cores)}"
-    return f"{message}; {seen}", f"{_judge(means, cores)}; {next_step}"
+    return f"{message}; {seen}", f"{_judge(means, cores)}; {_point_to_watch(observed)}; {next_step}"
 
 
 def _word_use(means: Means, cores: float) -> str:
@@ -214,12 +218,12 @@ def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[st
     if "torch" not in kinds:
         return (
             "the command never imported torch, so there was no data loading to watch",
-            f"the doctor examines programs that load data with a {LOADERS}",
+            f"the doctor examines programs that load data with a {LOADERS}; {_point_to_watch(observed)}",
         )
     if "loader" not in kinds:
         return (
             f"the command never made a {LOADERS}, so there was no data loading to watch",
-            "data that a script loads by other means is not seen",
+            f"data that a script loads by other means is not seen; {_point_to_watch(observed)}",
         )
     return "the command made a loader, but never took a batch from it", None
 
@@ -231,7 +235,8 @@ def _explain_alone(observed: Observed, alone: Mapping[str, Any]) -> tuple[str, s
         f"the command made {steps:,} optimizer steps, {format_seconds(step_s)} each, and asked no {LOADERS} "
         f"for a batch{_split_alone(observed)}"
     )
-    return message, "data that a script loads by other means is not seen: give it to one of these"
+    hint = "data that a script loads by other means is not seen: give it to one of these"
+    return message, f"{hint}; {_point_to_watch(observed)}"
 
 
 def _split_alone(observed: Observed) -> str:
@@ -256,10 +261,14 @@ def _explain_silence(observed: Observed) -> tuple[str, str | None]:
         message = "interrupted before a Python process of this command had loaded the hook: nothing was seen"
     elif observed.exit_code:
         message += f"; the command {describe_end(observed)}"
-    return message, _suggest(observed.command)
+    return message, f"{_suggest(observed.command)}; {_point_to_watch(observed)}"
 
 
-def _suggest(command: Sequence[str]) -> str | None:
+def _point_to_watch(observed: Observed) -> str:
+    return f"what can be seen from outside: feedrate watch -- {shlex.join(observed.command)}"
+
+
+def _suggest(command: Sequence[str]) -> str:
     call = read_python_call(command)
     blind = [letter for letter in "IES" if call is not None and letter in call.flags]
     if blind:

@@ -14,8 +14,9 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from feedrate.errors import StorageError
 from feedrate.units import printable
@@ -83,6 +84,33 @@ def walk_paths(
         if identity in above:
             raise StorageError(f"{printable(os.path.join(top, path))} is a link to a folder that it lies in")
         yield from walk_paths(top, enters_links=enters_links, below=path, above=(*above, identity))
+
+
+def ask_ahead(entries: Sequence[os.DirEntry[bytes]]) -> None:
+    """Ask for sizes and times of many files at a time, since a server takes its time for each.
+
+    An entry remembers what it was told. One that could not be told is asked again by who needs to know.
+    """
+
+    def ask(some: Sequence[os.DirEntry[bytes]]) -> None:
+        for entry in some:
+            with contextlib.suppress(OSError):
+                entry.stat()
+
+    _do_in_groups(ask, entries)
+
+
+def _do_in_groups(function: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Hand items to threads, many at a time; few are done here."""
+    if len(items) <= _GROUP:
+        function(items)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # slow to load, and packing needs the rest alone
+
+    groups = [items[i : i + _GROUP] for i in range(0, len(items), _GROUP)]
+    # The threads end before the caller can close a folder: its number may be another's then.
+    with ThreadPoolExecutor(_AT_ONCE, "feedrate-files") as threads:
+        list(threads.map(function, groups))
 
 
 @dataclass(slots=True)
@@ -259,15 +287,7 @@ def _unlink_all(fd: int, names: list[str]) -> list[str]:
             except OSError:
                 left.append(name)
 
-    if len(names) <= _GROUP:
-        unlink(names)
-        return left
-    groups = [names[i : i + _GROUP] for i in range(0, len(names), _GROUP)]
-    # The threads end before the caller can close the folder: its number may be another's then.
-    from concurrent.futures import ThreadPoolExecutor  # slow to load, and packing needs the rest alone
-
-    with ThreadPoolExecutor(_AT_ONCE, "feedrate-delete") as threads:
-        list(threads.map(unlink, groups))
+    _do_in_groups(unlink, names)
     return sorted(left)
 
 

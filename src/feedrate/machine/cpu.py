@@ -14,6 +14,11 @@ PROC = Path("/proc/self/cgroup")
 ROOT = Path("/sys/fs/cgroup")
 
 
+def group_file(pid: int = 0) -> Path:
+    """Return the file that names the groups of a process; 0: of this one."""
+    return Path(f"/proc/{pid}/cgroup") if pid else PROC
+
+
 def walk_groups(controller: str, proc: Path = PROC, root: Path = ROOT) -> Iterator[tuple[int, Path]]:
     """Yield the version and the folder of every group above a process, the leaf first.
 
@@ -74,11 +79,11 @@ def read_numbers(path: Path, names: tuple[str, ...]) -> list[int | None]:
     return [int(pairs[name]) if name in pairs else None for name in names]
 
 
-def read_cpuset() -> frozenset[int]:
-    """Return the cores that affinity (and with it every cpuset above) allows this process."""
+def read_cpuset(pid: int = 0) -> frozenset[int]:
+    """Return the cores that affinity (and with it every cpuset above) allows a process; 0: this one."""
     try:
-        return frozenset(os.sched_getaffinity(0))
-    except AttributeError:  # macOS has no affinity
+        return frozenset(os.sched_getaffinity(pid))
+    except (AttributeError, ProcessLookupError):  # macOS has no affinity; the process has just ended
         return frozenset(range(os.cpu_count() or 1))
 
 

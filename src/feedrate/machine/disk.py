@@ -154,13 +154,18 @@ def describe_storage(
         mount_point=mount.mount_point,
         kind=mount.kind,
         source=mount.source,
-        is_network=mount.kind in _NETWORK or (is_fuse and mount.kind not in _LOCAL_FUSE),
+        is_network=is_network(mount.kind),
         is_fuse=is_fuse,
         is_memory=mount.kind in _MEMORY,
         rotational=None if disk is None else read_rotational(disk),
         device=None if disk is None else disk.name,
         is_virtual_disk=disk is not None and _VIRTUAL_DISK.match(disk.name) is not None,
     )
+
+
+def is_network(kind: str) -> bool:
+    """Return whether a file system's data comes over the network, as far as its name tells."""
+    return kind in _NETWORK or (kind.startswith("fuse") and kind not in _LOCAL_FUSE)
 
 
 def parse_mountinfo(text: str) -> list[Mount]:

@@ -8,6 +8,7 @@ into memory it drops again; files that were in memory before count only where th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
@@ -36,7 +37,7 @@ _LARGE_BYTES = 4 << 20  # of such a file, each part of the measurement reads ano
 _PIECE_BYTES = 8 << 20
 _MOST_BYTES = 64 << 20  # of one file, one after another
 _READ_BYTES = 8192
-_READS_PER_FILE = 32
+_READS, _READS_PER_FILE = 400, 32
 _IN_MEMORY, _NOT_IN_MEMORY = 0.5, 0.02  # shares of a file's pages
 _FULL = 0.7  # of the files per second that can be opened: then they are the limit, not the bytes;
 _TINY_BYTES = 16_000  # nor are they for such files, on average
@@ -45,6 +46,7 @@ _TOO_SMALL = "the files are too small to tell"
 _SLOTS = 6  # of time, whose rates give the interval
 # Shares of the time: one after another, the same again, opening together, reading together, in an open file.
 _ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE, _LIST = 0.28, 0.12, 0.15, 0.22, 0.15, 0.08
+_STAT, _MOST_STATS = 0.03, 50
 _SMALL_FILES, _SMALL_BYTES = 100, 10_000
 
 
@@ -167,6 +169,7 @@ class _Measurement:
     def run(self) -> StoreSpeed:
         storage = describe_storage(self._folder)
         first, opened, together, inside = self._deal()
+        stat_s = self._ask_sizes(together)
         once, again = self._read_one_by_one(first)
         readings = [reading for reading in once if reading.is_cold]
         self._has_cold = bool(readings)
@@ -177,7 +180,9 @@ class _Measurement:
         files_per_s = self._open_together(opened) or Figure.within(1 / file_s.value, 3.0, ASSUMED)
         total, opens_per_s = self._read_together(together)
         seen = total or Figure.exactly(0.0)
-        if opens_per_s >= min(_FULL * files_per_s.value, seen.value / _TINY_BYTES):
+        each_bytes = seen.value / max(opens_per_s, 1e-9)
+        is_full = each_bytes < _BLOCK_BYTES and opens_per_s > _FULL * files_per_s.value
+        if is_full or each_bytes < _TINY_BYTES:
             total = None
         if stream is None:
             file_s, stream = _bound(readings, total)
@@ -204,7 +209,20 @@ class _Measurement:
             warm_bytes_per_s=(warm[1] or _bound(again, None)[1]) if warm else None,
             keeps_pages=self._find_keeping(readings, again),
             cold_share=sum(s * (1 - r) for s, r in known) / known_bytes if known_bytes else None,
+            stat_s=stat_s,
         )
+
+    def _ask_sizes(self, files: list[tuple[str, int]]) -> Figure | None:
+        times: list[float] = []
+        began = now = time.perf_counter()
+        for path, _ in files[:_MOST_STATS]:
+            with contextlib.suppress(OSError):
+                os.stat(path)
+                times.append(time.perf_counter() - now)
+            now = time.perf_counter()
+            if now - began > _STAT * self._seconds:
+                break
+        return Figure.of_mean(times[1:], format_count(len(times) - 1, "file")) if len(times) > 2 else None
 
     def _deal(self) -> list[list[tuple[str, int]]]:
         files, parts = self._files, 4
@@ -301,12 +319,14 @@ class _Measurement:
             os.close(descriptor)
 
     def _open_together(self, files: list[tuple[str, int]]) -> Figure | None:
-        paths = (path for path, _ in files) if len(files) >= self._streams else cycle(p for p, _ in files)
+        chosen = files if len(files) >= self._streams else cycle(files)
 
-        def open_one(path: str, _: bytearray, count: Callable[[int], None]) -> None:
+        def open_one(file: tuple[str, int], _: bytearray, count: Callable[[int], None]) -> None:
+            path, size = file
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                resident = measure_open_residency(descriptor, path)
+                # Of large files it takes longer to ask than to open them; their first page may stay.
+                resident = measure_open_residency(descriptor, path) if size < _LARGE_BYTES else None
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the first bytes alone
                 os.pread(descriptor, _FIRST_BYTES, 0)
                 if resident is not None and resident <= _NOT_IN_MEMORY:
@@ -315,7 +335,7 @@ class _Measurement:
                 os.close(descriptor)
             count(1)
 
-        return self._run_together(paths, open_one, _OPEN)
+        return self._run_together(chosen, open_one, _OPEN)
 
     def _read_together(self, files: list[tuple[str, int]]) -> tuple[Figure | None, float]:
         """Return the bytes per second of all readers, and how many files they opened per second for that."""
@@ -383,7 +403,7 @@ class _Measurement:
                     if self._has_cold and resident is not None and resident > _IN_MEMORY:
                         continue
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-                    for offset in _pick_offsets(size):
+                    for offset in _pick_offsets(size, max(_READS_PER_FILE, _READS // len(files))):
                         began = time.perf_counter()
                         os.preadv(descriptor, [buffer], offset)
                         times.append(time.perf_counter() - began)
@@ -438,13 +458,12 @@ class _Measurement:
         return sum(r.read_s for r in again) / sum(r.size_bytes for r in again) < once / 2
 
 
-def _pick_offsets(size_bytes: int) -> list[int]:
+def _pick_offsets(size_bytes: int, count: int) -> list[int]:
     if size_bytes < _LARGE_BYTES:
         return [0]
     start = 3 * size_bytes // 4
     return [
-        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES
-        for _ in range(_READS_PER_FILE)
+        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES for _ in range(count)
     ]
 
 
@@ -460,7 +479,9 @@ def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> F
     slots = [0] * _SLOTS
     for at, count in events:
         slots[min(int((at - began) / slot_s), _SLOTS - 1)] += count
-    return Figure.of_mean([count / slot_s for count in slots[1:]])  # in the first, readers begin
+    figure = Figure.of_mean([count / slot_s for count in slots[1:]])  # in the first, readers begin
+    # Something was read: where that came in bursts, the rate is small at worst, and not none.
+    return replace(figure, low=max(figure.low, figure.value / 10))
 
 
 def _fit(readings: Sequence[_Reading]) -> tuple[Figure, Figure | None]:

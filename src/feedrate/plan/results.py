@@ -23,7 +23,11 @@ class Survey:
         pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of 224 pixels:
             Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
             entry points. None: no images.
-        pillow_cores, feedrate_cores: what all usable cores gave together, divided by what one gave.
+        pillow_wait_s: what Pillow waits for the file system in opening and decoding a file that is not in
+            memory, beside that CPU time; None: not measured, since all of it is in memory, or no files.
+        whole_s, cached_s: CPU time of our kernel to decode a whole image, and to cut a crop out of one that
+            is decoded. None: not measured.
+        pillow_cores, feedrate_cores: what all `cores` of this machine gave, divided by what one gave.
         pack_s: CPU time to pack one sample: read from memory, scan, checksum, write.
         resident: the share of the bytes that is in the page cache; None: the file system does not tell.
         list_s: listing all of it, in seconds.
@@ -47,6 +51,7 @@ class Survey:
     factor: Figure
     pillow_s: Figure | None
     feedrate_s: Figure | None
+    cores: float
     pillow_cores: float
     feedrate_cores: float
     pack_s: Figure
@@ -56,6 +61,9 @@ class Survey:
     is_partial: bool
     how: str
     took_s: float
+    pillow_wait_s: Figure | None = None
+    whole_s: Figure | None = None
+    cached_s: Figure | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -71,6 +79,8 @@ class Node:
         to_device_bytes_per_s, gpu_decode_images_per_s: per GPU; None: no GPU, or unknown.
         scratch: None: there is none, or none was named; `scratch_free_bytes` is this user's.
         nodes: of this kind that the job takes.
+        machine_memory_bytes: what a larger --mem could ask for.
+        pack_folder: where a pack would be made, and what is free there.
     """
 
     name: str
@@ -88,6 +98,10 @@ class Node:
     scratch_path: str
     scratch_free_bytes: Figure | None
     nodes: int = 1
+    machine_memory_bytes: Figure | None = None
+    pack_folder: str = ""
+    pack_free_bytes: Figure | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +147,7 @@ class Plan:
     survey: Survey
     node: Node
     epochs: int
-    batch_size: int
+    workers: int
     ways: tuple[Way, ...]
     recommended: str
     reason: str
@@ -152,10 +166,19 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer to a one-line question, with the figures that it is made of."""
+    """The answers to a one-line question, with the figures that they are made of.
+
+    Attributes:
+        answers: by what they are an answer for, in words ("from a pack"); empty words: there is one.
+        unit: of the answers: `s` or `bytes`.
+        figures: by what they are, in words; with the unit: `s`, `bytes`, `bytes/s`, `files/s`, any
+            word, or empty.
+        commands: to type next, in order.
+    """
 
     question: str
-    answer: Figure
-    unit: str  # "s" or "bytes"
-    figures: Mapping[str, tuple[Figure, str]]  # by what they are, in words; with the unit
+    answers: Mapping[str, Figure]
+    unit: str
+    figures: Mapping[str, tuple[Figure, str]]
     notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()

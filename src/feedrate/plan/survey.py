@@ -25,12 +25,13 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.figures import MEASURED, Figure, combine
 from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
+from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.results import StoreSpeed
 from feedrate.machine.store import call_patiently, measure_store
 from feedrate.plan.contents import Content, Sampled, sample_dataset
 from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
-from feedrate.plan.trial import find_missing, measure_costs
+from feedrate.plan.trial import find_missing, measure_costs, measure_waiting
 from feedrate.remote.addresses import Place, is_url
 from feedrate.units import format_count
 
@@ -68,7 +69,11 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
             source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
-    return _describe(dataset, sampled, source, contents, began, say)
+    waiting = None
+    if sampled.kind == "folders":
+        read = len(contents)
+        waiting = call_patiently(dataset, lambda: measure_waiting([path for path, _ in sampled.timed[read:]]))
+    return _describe(dataset, sampled, source, contents, waiting, began, say)
 
 
 def _check_answers(path: str) -> None:
@@ -89,6 +94,7 @@ def _describe(
     sampled: Sampled,
     source: StoreSpeed,
     contents: Sequence[Content],
+    waiting: Figure | None,
     began: float,
     say: Callable[[str], None],
 ) -> Survey:
@@ -125,6 +131,7 @@ def _describe(
         factor=factor,
         pillow_s=costs.pillow_s,
         feedrate_s=costs.feedrate_s,
+        cores=measure_usable_cores(),
         pillow_cores=costs.pillow_cores,
         feedrate_cores=costs.feedrate_cores,
         pack_s=costs.pack_s,
@@ -134,6 +141,9 @@ def _describe(
         is_partial=sampled.is_partial,
         how=f"{sampled.how}; {format_count(len(contents), 'sample')} read",
         took_s=time.monotonic() - began,
+        pillow_wait_s=waiting,
+        whole_s=costs.whole_s,
+        cached_s=costs.cached_s,
         notes=tuple(notes),
     )
 

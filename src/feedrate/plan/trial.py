@@ -37,6 +37,8 @@ _ALONE_S, _TOGETHER_S = 1.1, 0.9
 _MOST_TURNS = 100  # of each image
 _WARM_UP = 3  # images; the first ones load what Pillow needs
 _PACK_S = 0.5
+_CACHED = 48  # images that are decoded whole
+_WAITING_S, _MOST_WAITS, _RESIDENT = 1.5, 120, 0.02
 _TIMEOUT_S = 60.0
 _LEAST_ERROR = 0.04  # of a time: from one measurement to the next
 _CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(*sys.argv[1:])"
@@ -51,6 +53,8 @@ class Costs:
     pillow_cores: float
     feedrate_cores: float
     pack_s: Figure
+    whole_s: Figure | None = None
+    cached_s: Figure | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -73,7 +77,9 @@ def measure_costs(samples: Sequence[tuple[str, bytes]], *, has_images: bool, tot
         if not has_images:
             return Costs(None, None, cores, cores, pack_s)
         pillow_s, gain, notes = _measure_pillow(folder, count_usable_cores(), total)
-        feedrate_s, feedrate_gain, why = _measure_loader([os.path.join(folder, name) for name in names])
+        paths = [os.path.join(folder, name) for name in names]
+        feedrate_s, feedrate_gain, why = _measure_loader(paths)
+        whole_s, cached_s = (None, None) if feedrate_s is None else _measure_caching(paths)
     if feedrate_s is not None and pillow_s is not None:
         # The images that a Loader decoded are the same, so its mean is as sure.
         error = max(pillow_s.high / pillow_s.value - 1, _LEAST_ERROR)
@@ -81,7 +87,7 @@ def measure_costs(samples: Sequence[tuple[str, bytes]], *, has_images: bool, tot
             feedrate_s, low=feedrate_s.value * (1 - error), high=feedrate_s.value * (1 + error)
         )
     return Costs(
-        pillow_s, feedrate_s, min(gain, cores), min(feedrate_gain, cores), pack_s,
+        pillow_s, feedrate_s, min(gain, cores), min(feedrate_gain, cores), pack_s, whole_s, cached_s,
         tuple(note for note in (notes, why) if note),
     )  # fmt: skip
 
@@ -169,6 +175,62 @@ def _measure_loader(paths: Sequence[str]) -> tuple[Figure | None, float, str]:
     return figure, max(trial.busy_threads * trial.alone_cpu_s / trial.cpu_s, 1.0), ""
 
 
+def _measure_caching(paths: Sequence[str]) -> tuple[Figure, Figure]:
+    from feedrate.loader.samples import open_files
+    from feedrate.loader.trial import try_cache
+
+    with open_files(paths[:_CACHED], in_memory=True) as samples:
+        whole_s, cached_s = try_cache(samples, SIDE)
+    note = f"up to {_CACHED} images"
+    return Figure.within(whole_s, 1.15, "measured", note), Figure.within(cached_s, 1.15, "measured", note)
+
+
+def measure_waiting(paths: Sequence[str]) -> Figure | None:
+    """Return how long Pillow waits for the file system while it decodes a file that is not in memory.
+
+    It reads small pieces, so that this cannot be told from files that are read at once. Waiting for a core
+    does not count. None: all of these files are in memory, or none is an image.
+    """
+    from PIL import Image
+
+    from feedrate.machine.memory import measure_file_residency
+
+    waits: list[float] = []
+    until = time.perf_counter() + _WAITING_S
+    for path in random.sample(list(paths), len(paths)):
+        if time.perf_counter() > until or len(waits) >= _MOST_WAITS:
+            break
+        try:
+            found = measure_file_residency(path)
+            if found is not None and found[1] > _RESIDENT:
+                continue
+            began, cpu, queued = time.perf_counter(), time.thread_time(), _read_queued_s()
+            with Image.open(path) as image:
+                image.convert("RGB")
+            wait_s = time.perf_counter() - began - (time.thread_time() - cpu) - (_read_queued_s() - queued)
+            waits.append(max(wait_s, 0.0))
+            _drop(path)
+        except Exception:  # whatever Pillow raises, and files that are gone
+            continue
+    if len(waits) < 3:
+        return None
+    return Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
+
+
+def _drop(path: str) -> None:
+    with open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read_queued_s() -> float:
+    """Return how long this thread was ready to run and had no core."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read(100).split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | None, float, str]:
     """Return the CPU time of an image, and what all cores give by what one gives."""
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -216,7 +278,7 @@ def try_pillow(folder: str, cores: str, alone_s: str, together_s: str) -> None:
         for times in _fork(files, tried, int(cores), float(together_s)):
             for name, some in times.items():
                 together.setdefault(name, []).extend(some)
-    sys.stdout.write(json.dumps([alone, together]))
+    os.write(1, json.dumps([alone, together]).encode())  # to the pipe of who called
 
 
 def _fork(

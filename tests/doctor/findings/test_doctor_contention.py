@@ -20,7 +20,7 @@ from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.results import Diagnosis, Fact, Finding, Remedy
-from feedrate.doctor.run import processes as trees
+from feedrate.machine import process_tree as trees
 from feedrate.machine.process import ProcessStat
 from feedrate.report.doctor import draw_diagnosis
 from feedrate.report.doctor_verify import draw_gate, draw_verification
@@ -106,8 +106,7 @@ def stat(pid: int, name: str, parent: int, cpu_s: float) -> ProcessStat:
 
 def find_biggest_other(monkeypatch: pytest.MonkeyPatch, *walks: list[ProcessStat]) -> trees.Other | None:
     """Look once at each of these machines, a second after the other; 10 is the doctor, 11 its sampler."""
-    tree = trees.Tree(10, "/run", ignored={11})
-    monkeypatch.setattr(trees, "read_environ", lambda *_: None)
+    tree = trees.Tree(10, ignored={11})
     monkeypatch.setattr(trees, "read_user", lambda _: 0)
     for number, walk in enumerate(walks):
         stats = {one.pid: one for one in walk}

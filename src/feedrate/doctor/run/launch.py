@@ -28,7 +28,6 @@ import feedrate
 from feedrate.doctor.facts import read_facts, read_samples
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import sampler
-from feedrate.doctor.run.command import check_command, find_hook_folder, needs_shared_folder
 from feedrate.doctor.run.processes import (
     ENVIRONMENT,
     end_members,
@@ -38,6 +37,7 @@ from feedrate.doctor.run.processes import (
 )
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import StorageError, UsageError
+from feedrate.machine.command import check_command
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.process import is_pending
 from feedrate.units import format_count, format_seconds
@@ -48,6 +48,10 @@ _START_S = 10.0  # a loaded machine starts a Python process in seconds
 _RELAY_S = 0.05
 _GRACE_S = 3.0  # for workers to notice that their parent is gone
 _GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
+
+_LAUNCHERS = {"srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
+# They pass the environment on and see the working folder, but not the rest of this machine.
+_CONTAINERS = {"apptainer", "singularity", "ch-run", "enroot"}
 
 Watch = Callable[[str], None]
 
@@ -91,7 +95,7 @@ def run_command(
         UsageError, NotFound: it cannot be run, see `check_command`.
         StorageError: there is no place for the run folder.
     """
-    check_command(command)
+    check_command(command, "feedrate doctor")
     is_shared = needs_shared_folder(command)
     run = make_run_folder(is_shared)
     watcher: SamplerProcess | None = None
@@ -381,3 +385,17 @@ class Signals:
         numbers = [n for n in os.read(self._read, 4096) if n != signal.SIGCHLD] if ready else []
         self.seen += numbers
         return numbers
+
+
+def needs_shared_folder(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether processes of the command may run on other nodes, or in a container of other folders."""
+    if os.path.basename(command[0]) in _LAUNCHERS | _CONTAINERS:
+        return True
+    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
+    return nodes.isdigit() and int(nodes) > 1
+
+
+def find_hook_folder() -> Path:
+    import feedrate.doctor.hook
+
+    return Path(feedrate.doctor.hook.__file__).resolve().parent

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a command: which they are, what they leave in /dev/shm, and how both are removed.
 
-Members are the command's descendants, and those that lost their parent on the way. Reading every process of a
-big machine twice a second would cost more than all else together. So known members are asked for their
-children, and the whole of /proc is walked only as often as its cost allows.
-
 torch and multiprocessing remove their names in /dev/shm themselves, through a process that outlives the
 others. When that one was killed, too, they stay: then the doctor removes them.
 """
@@ -18,7 +14,6 @@ import shutil
 import signal
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.doctor.facts import read_facts
@@ -30,146 +25,15 @@ from feedrate.machine.process import (
     read_environ,
     read_file,
     read_stat,
-    read_user,
 )
+from feedrate.machine.process_tree import Tree
 
 ENVIRONMENT = "FEEDRATE_DOCTOR"
-_WALK_EVERY_S = 1.0
-_WALK_SHARE = 0.003  # of one core, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Other:
-    """The processes of one name, outside of the tree, that used the most CPU between two walks."""
-
-    name: str
-    user: int | None
-    cores: float
-
-
-class Tree:
-    """The processes below `root`, which itself is not one of them.
-
-    Args:
-        run: the run folder as it stands in the environment of the command.
-        ignored: processes that watch, and their children.
-    """
-
-    def __init__(self, root: int, run: str, ignored: set[int]) -> None:
-        self._root = root
-        self._run = run
-        self._ignored = ignored | {root}
-        self._known: dict[int, int] = {}  # pid -> start
-        self._strangers: dict[int, int] = {}  # looked at once: not ours
-        self._cpu_before: dict[tuple[int, int], float] = {}
-        self._walked_s = 0.0
-        self._next_walk_s = 0.0
-        self.biggest_other: Other | None = None
-
-    def known(self) -> dict[int, int]:
-        """Return every process that was ever seen as a member, ended or not: pid -> start."""
-        return dict(self._known)
-
-    def look(self, now_s: float | None = None) -> dict[int, ProcessStat]:
-        """Return the members that are there now, zombies included."""
-        now_s = time.monotonic() if now_s is None else now_s
-        began = time.thread_time()
-        if now_s >= self._next_walk_s:
-            members = self._walk(now_s)
-            cost_s = time.thread_time() - began
-            self._next_walk_s = now_s + max(_WALK_EVERY_S, cost_s / _WALK_SHARE)
-        else:
-            members = self._ask_known()
-        self._known.update({pid: stat.start for pid, stat in members.items()})
-        return members
-
-    def _ask_known(self) -> dict[int, ProcessStat]:
-        members: dict[int, ProcessStat] = {}
-        waiting = [self._root, *self._known]
-        while waiting:
-            pid = waiting.pop()
-            if pid in members:
-                continue
-            if pid != self._root:
-                stat = read_stat(pid)
-                # A number that was given to another process meanwhile is not a member.
-                if stat is None or self._known.get(pid, stat.start) != stat.start:
-                    continue
-                members[pid] = stat
-            waiting += [child for child in _read_children(pid) if child not in self._ignored]
-        return members
-
-    def _walk(self, now_s: float) -> dict[int, ProcessStat]:
-        everybody = {pid: stat for pid in list_processes() if (stat := read_stat(pid)) is not None}
-        children: dict[int, list[int]] = {}
-        for stat in everybody.values():
-            children.setdefault(stat.parent, []).append(stat.pid)
-        roots = [self._root, *(pid for pid, stat in everybody.items() if self._is_member(stat))]
-        members: dict[int, ProcessStat] = {}
-        while roots:
-            pid = roots.pop()
-            if pid in everybody and pid not in members and pid not in self._ignored:
-                members[pid] = everybody[pid]
-            elif pid != self._root:
-                continue
-            roots += children.get(pid, [])
-            children.pop(pid, None)
-        self._find_biggest_other(everybody, members, now_s)
-        return members
-
-    def _is_member(self, stat: ProcessStat) -> bool:
-        pid, start = stat.pid, stat.start
-        if pid in self._ignored:
-            return False
-        if self._known.get(pid) == start:
-            return True
-        if self._strangers.get(pid) == start:
-            return False
-        if read_environ(pid, ENVIRONMENT) == self._run:
-            return True
-        self._strangers[pid] = start
-        return False
-
-    def _find_biggest_other(
-        self, everybody: dict[int, ProcessStat], members: dict[int, ProcessStat], now_s: float
-    ) -> None:
-        others = [s for s in everybody.values() if s.pid not in members and not self._is_mine(s, everybody)]
-        passed_s = now_s - self._walked_s
-        self.biggest_other = None
-        if self._cpu_before and passed_s > 0:
-            # Who was not there at the last walk has begun since.
-            grown = {s.pid: s.cpu_s - self._cpu_before.get((s.pid, s.start), 0.0) for s in others}
-            by_name: dict[str, float] = {}
-            for stat in others:
-                by_name[stat.name] = by_name.get(stat.name, 0.0) + grown[stat.pid]
-            name = max(by_name, key=lambda name: by_name[name], default="")
-            if by_name.get(name, 0.0) > 0:
-                biggest = max((s.pid for s in others if s.name == name), key=lambda pid: grown[pid])
-                self.biggest_other = Other(name, read_user(biggest), by_name[name] / passed_s)
-        self._cpu_before = {(s.pid, s.start): s.cpu_s for s in everybody.values()}
-        self._walked_s = now_s
-
-    def _is_mine(self, stat: ProcessStat, everybody: dict[int, ProcessStat]) -> bool:
-        """Whether it is the doctor or one that watches, or was started by one."""
-        mine, seen = {*self._ignored, os.getpid()}, set()
-        pid = stat.pid
-        while pid in everybody and pid not in seen:
-            if pid in mine:
-                return True
-            seen.add(pid)
-            pid = everybody[pid].parent
-        return False
-
-
-def _read_children(pid: int) -> list[int]:
-    # Those of the main thread: what other threads started is found by the next walk.
-    return [int(word) for word in (read_file(f"/proc/{pid}/task/{pid}/children") or b"").split()]
-
-
-def list_children(root: int) -> set[int]:
-    """Return what a process has started, by whichever of its threads."""
-    stats = (read_stat(pid) for pid in list_processes())
-    return {stat.pid for stat in stats if stat is not None and stat.parent == root}
+def make_tree(root: int, run: str, ignored: set[int]) -> Tree:
+    """Return the tree of a run: who carries its name in the environment belongs to it, whoever started it."""
+    return Tree(root, ignored, lambda pid: read_environ(pid, ENVIRONMENT) == run)
 
 
 FOLDER = Path("/dev/shm")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -25,16 +26,19 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.facts import MACHINE_FILE
-from feedrate.doctor.run.processes import SharedNames, Tree, clean_up, list_children
-from feedrate.doctor.run.sampler_readers import (
-    CpuMeter,
-    GpuMeter,
-    MemoryMeter,
-    ProcessMeter,
-    Reading,
-    TrafficMeter,
+from feedrate.doctor.run.processes import SharedNames, clean_up, make_tree
+from feedrate.machine.gpu import GpuReader
+from feedrate.machine.process import (
+    ProcessStat,
+    is_alive,
+    read_anonymous,
+    read_io,
+    read_rollup,
+    read_shared_memory,
+    read_stat,
 )
-from feedrate.machine.process import is_alive, read_shared_memory, read_stat
+from feedrate.machine.process_tree import list_children
+from feedrate.machine.rates import CpuMeter, MemoryMeter, Reading, TrafficMeter
 
 INTERVAL_S = 0.5
 _GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was
@@ -49,13 +53,123 @@ SIGNALS = tuple(
 _ROLL_CALL_S = 2.0
 _SLOWEST_S = 10.0
 _SHARE = 0.008  # of one core
+_ROLLUP_EVERY_S = 3.0
+_ROLLUP_SHARE = 0.002  # of one core, at most
+_PCIE_EVERY_S = 2.0
+
+
+class ProcessMeter:
+    """One entry per member of the tree."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[int, int], float] = {}  # when each was asked for its pages
+        self._free_at_s = 0.0
+
+    def read(self, members: dict[int, ProcessStat]) -> list[Reading]:
+        alive = [stat for stat in members.values() if stat.state not in ("Z", "X")]
+        readings = {(stat.pid, stat.start): self._read_one(stat) for stat in alive}
+        self._add_rollups(readings)
+        return list(readings.values())
+
+    def _read_one(self, stat: ProcessStat) -> Reading:
+        reading: Reading = {
+            "pid": stat.pid, "start": stat.start, "parent": stat.parent, "name": stat.name,
+            "state": stat.state, "cpu_s": round(stat.cpu_s, 2), "rss": stat.rss_bytes,
+            "anonymous": read_anonymous(stat.pid), "major_faults": stat.major_faults,
+            "threads": stat.threads, "core": stat.core,
+        }  # fmt: skip
+        io = read_io(stat.pid)
+        if io is not None:
+            reading |= {name: io.get(name) for name in ("read_bytes", "rchar", "wchar", "write_bytes")}
+        try:
+            reading["affinity"] = sorted(os.sched_getaffinity(stat.pid))
+        except OSError:
+            reading["affinity"] = None
+        return reading
+
+    def _add_rollups(self, readings: dict[tuple[int, int], Reading]) -> None:
+        """Add private and proportional memory to some of the readings, those asked longest ago first.
+
+        The kernel walks all pages of a process for it: as many are asked as cost little.
+        """
+        self._asked = {key: self._asked.get(key, -math.inf) for key in readings}
+        now = time.monotonic()
+        for key in sorted(readings, key=lambda key: self._asked[key]):
+            if now < self._free_at_s or now - self._asked[key] < _ROLLUP_EVERY_S:
+                return
+            began = time.thread_time()
+            found = read_rollup(key[0])
+            self._asked[key] = now
+            self._free_at_s = max(self._free_at_s, now - 1.0) + (time.thread_time() - began) / _ROLLUP_SHARE
+            if found is not None:
+                readings[key]["pss"], readings[key]["private"] = found
+
+
+class GpuMeter:
+    """What the GPUs do. The driver tells of the last fraction of a second: `glance` asks between samples."""
+
+    def __init__(self) -> None:
+        self._reader = GpuReader()
+        self._pcie_due_s = 0.0
+        self._glances: list[tuple[int, tuple[float | None, ...]]] = []
+        self._others: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def glance(self) -> None:
+        self._glances.append((time.perf_counter_ns(), self._reader.read_utilisation()))
+
+    def take_glances(self) -> list[tuple[int, tuple[float | None, ...]]]:
+        taken, self._glances = self._glances, []
+        return taken
+
+    def read(self) -> list[Reading]:
+        if not len(self._reader):
+            return []
+        began = time.monotonic()
+        with_pcie = began >= self._pcie_due_s
+        gpus = self._reader.read(with_pcie=with_pcie)
+        if with_pcie:
+            self._pcie_due_s = began + max(_PCIE_EVERY_S, 10 * (time.monotonic() - began))
+        others = self._read_others()
+        return [
+            {
+                "name": gpu.name, "uuid": gpu.uuid, "utilisation": gpu.utilisation,
+                "others": others.get(gpu.index),
+                "memory_used": gpu.memory_used_bytes,
+                "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
+                "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
+                "from_device_per_s": gpu.pcie_from_device_bytes_per_s,
+                "pcie_generation": gpu.pcie_generation, "pcie_width": gpu.pcie_width,
+            }
+            for gpu in gpus
+        ]  # fmt: skip
+
+    def read_processes(self, members: set[int]) -> list[Reading]:
+        """Return who else holds memory; called once before the command starts and once after it ended."""
+        found = [process for process in self._reader.read_processes() if process.pid not in members]
+        self._others |= {process.pid for process in found}
+        return [{"gpu": p.gpu, "pid": p.pid, "memory": p.memory_bytes} for p in found]
+
+    def _read_others(self) -> dict[int, float]:
+        """Return what those who were there before the command have of each GPU; nobody: nothing is asked.
+
+        In a container the driver may know the command's own processes by other numbers: whoever was there
+        before is none of them.
+        """
+        shares: dict[int, float] = {}
+        for one in self._reader.read_shares() if self._others else ():
+            if one.pid in self._others:
+                shares[one.gpu] = shares.get(one.gpu, 0.0) + one.share
+        return {gpu: min(share, 1.0) for gpu, share in shares.items()}
 
 
 class Sampler:
     """Takes samples; `take` returns one as it goes to the file."""
 
     def __init__(self, run: Path, root: int, *, ignored: set[int]) -> None:
-        self.tree = Tree(root, str(run), ignored)
+        self.tree = make_tree(root, str(run), ignored)
         self._cpu, self._processes, self._memory = CpuMeter(), ProcessMeter(), MemoryMeter()
         self._traffic, self._gpu = TrafficMeter(), GpuMeter()
         self.shared = SharedNames()
@@ -70,7 +184,7 @@ class Sampler:
         members = self.tree.look()
         sample: Reading = {"t_ns": now_ns, "passed_s": round(passed_s, 4)}
         parts: dict[str, Callable[[], Any]] = {
-            "cpu": lambda: self._cpu.read(passed_s, members, self.tree),
+            "cpu": lambda: self._cpu.read(passed_s, members, self.tree.biggest_other),
             "processes": lambda: self._processes.read(members),
             "memory": lambda: self._memory.read(passed_s, members),
             "pressure": lambda: self._memory.read_pressure(passed_s),

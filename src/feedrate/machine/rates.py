@@ -1,40 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sampler's readers: each gives one part of every sample, and keeps what it needs for rates."""
+"""What cores, memory, disks and network did between two readings; meters keep what they need for rates."""
 
 from __future__ import annotations
 
-import math
 import os
 import pwd
 import time
-from pathlib import Path
 from typing import Any
 
-from feedrate.doctor.run.processes import Tree
 from feedrate.machine import cpu, process
-from feedrate.machine.gpu import GpuReader
 from feedrate.machine.memory import find_memory_group
-from feedrate.machine.process import ProcessStat, read_anonymous, read_io, read_rollup
+from feedrate.machine.process import ProcessStat
+from feedrate.machine.process_tree import Other
 
-_ROLLUP_EVERY_S = 3.0
-_ROLLUP_SHARE = 0.002  # of one core, at most
-_PCIE_EVERY_S = 2.0
 _PRESSURES = ("cpu", "memory", "io")
 
 Reading = dict[str, Any]
 
 
 class CpuMeter:
-    """Cores that this job may use: how busy, and by whom."""
+    """Cores that a job may use: how busy, and by whom. `pid`: a process of that job; 0: this one."""
 
-    def __init__(self) -> None:
-        self._cores = sorted(cpu.read_cpuset())
+    def __init__(self, pid: int = 0) -> None:
+        self._cores = sorted(cpu.read_cpuset(pid))
         self._before = process.read_core_times()
         self._tree_before: float | None = None
         self._own_before = time.process_time()
-        self._throttled = cpu.find_throttled_folder()
+        self._throttled = cpu.find_throttled_folder(cpu.group_file(pid))
 
-    def read(self, passed_s: float, members: dict[int, ProcessStat], tree: Tree) -> Reading:
+    def read(self, passed_s: float, members: dict[int, ProcessStat], other: Other | None) -> Reading:
         now = process.read_core_times()
         busy: list[float | None] = []
         iowait = steal = 0.0
@@ -61,10 +55,9 @@ class CpuMeter:
             "ours": round(ours, 3), "others": round(max(0.0, all_busy - ours - sampler), 3),
             "sampler": round(sampler, 5),
         }  # fmt: skip
-        if tree.biggest_other is not None:
-            other = tree.biggest_other
+        if other is not None:
             reading["biggest_other"] = {
-                "name": other.name, "user": _name_user(other.user), "cores": round(other.cores, 3),
+                "name": other.name, "user": name_user(other.user), "cores": round(other.cores, 3),
             }  # fmt: skip
         if self._throttled is not None:
             throttling = cpu.read_throttling(self._throttled)
@@ -79,68 +72,25 @@ class CpuMeter:
         return 0.0 if before is None else max(0.0, total - before) / passed_s
 
 
-def _name_user(user: int | None) -> str | None:
+def name_user(user: int | None) -> str | None:
     try:
         return None if user is None else pwd.getpwuid(user).pw_name
     except KeyError:
         return str(user)
 
 
-class ProcessMeter:
-    """One entry per member of the tree."""
-
-    def __init__(self) -> None:
-        self._asked: dict[tuple[int, int], float] = {}  # when each was asked for its pages
-        self._free_at_s = 0.0
-
-    def read(self, members: dict[int, ProcessStat]) -> list[Reading]:
-        alive = [stat for stat in members.values() if stat.state not in ("Z", "X")]
-        readings = {(stat.pid, stat.start): self._read_one(stat) for stat in alive}
-        self._add_rollups(readings)
-        return list(readings.values())
-
-    def _read_one(self, stat: ProcessStat) -> Reading:
-        reading: Reading = {
-            "pid": stat.pid, "start": stat.start, "parent": stat.parent, "name": stat.name,
-            "state": stat.state, "cpu_s": round(stat.cpu_s, 2), "rss": stat.rss_bytes,
-            "anonymous": read_anonymous(stat.pid), "major_faults": stat.major_faults,
-            "threads": stat.threads, "core": stat.core,
-        }  # fmt: skip
-        io = read_io(stat.pid)
-        if io is not None:
-            reading |= {name: io.get(name) for name in ("read_bytes", "rchar", "wchar", "write_bytes")}
-        try:
-            reading["affinity"] = sorted(os.sched_getaffinity(stat.pid))
-        except OSError:
-            reading["affinity"] = None
-        return reading
-
-    def _add_rollups(self, readings: dict[tuple[int, int], Reading]) -> None:
-        """Add private and proportional memory to some of the readings, those asked longest ago first.
-
-        The kernel walks all pages of a process for it: as many are asked as cost little.
-        """
-        self._asked = {key: self._asked.get(key, -math.inf) for key in readings}
-        now = time.monotonic()
-        for key in sorted(readings, key=lambda key: self._asked[key]):
-            if now < self._free_at_s or now - self._asked[key] < _ROLLUP_EVERY_S:
-                return
-            began = time.thread_time()
-            found = read_rollup(key[0])
-            self._asked[key] = now
-            self._free_at_s = max(self._free_at_s, now - 1.0) + (time.thread_time() - began) / _ROLLUP_SHARE
-            if found is not None:
-                readings[key]["pss"], readings[key]["private"] = found
-
-
 class MemoryMeter:
-    """Memory inside the group of the command (the machine's, where no group limits it), swap and pressure."""
+    """Memory inside the group of a command (the machine's, where no group limits it), swap and pressure.
 
-    def __init__(self) -> None:
+    Args:
+        pid: a process of it; 0: this one.
+    """
+
+    def __init__(self, pid: int = 0) -> None:
         self._before = process.read_vmstat()
         self._pressure_before = {kind: process.read_pressure(kind) for kind in _PRESSURES}
         self._page = os.sysconf("SC_PAGE_SIZE")
-        self._group = find_memory_group()
+        self._group = find_memory_group(cpu.group_file(pid))
         self._asked: set[int] = set()
 
     def read(self, passed_s: float, members: dict[int, ProcessStat]) -> Reading:
@@ -167,7 +117,7 @@ class MemoryMeter:
         # A scheduler may put the command into another group than ours.
         for pid in members.keys() - self._asked:
             self._asked.add(pid)
-            group = find_memory_group(Path(f"/proc/{pid}/cgroup"))
+            group = find_memory_group(cpu.group_file(pid))
             if group is not None and (self._group is None or group.limit_bytes < self._group.limit_bytes):
                 self._group = group
 
@@ -224,67 +174,8 @@ class TrafficMeter:
                 "operations_per_s": round(operations / passed_s, 1),
                 "reads_per_s": round((new.read_operations - old.read_operations) / passed_s, 1),
                 "read_per_s": round((new.read_bytes - old.read_bytes) / passed_s),
+                "write_per_s": round((new.written_bytes - old.written_bytes) / passed_s),
                 "round_trip_s": round(trip_s / operations, 6) if operations > 0 else None,
             }
         self._nfs = now
         return reading
-
-
-class GpuMeter:
-    """What the GPUs do. The driver tells of the last fraction of a second: `glance` asks between samples."""
-
-    def __init__(self) -> None:
-        self._reader = GpuReader()
-        self._pcie_due_s = 0.0
-        self._glances: list[tuple[int, tuple[float | None, ...]]] = []
-        self._others: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._reader)
-
-    def glance(self) -> None:
-        self._glances.append((time.perf_counter_ns(), self._reader.read_utilisation()))
-
-    def take_glances(self) -> list[tuple[int, tuple[float | None, ...]]]:
-        taken, self._glances = self._glances, []
-        return taken
-
-    def read(self) -> list[Reading]:
-        if not len(self._reader):
-            return []
-        began = time.monotonic()
-        with_pcie = began >= self._pcie_due_s
-        gpus = self._reader.read(with_pcie=with_pcie)
-        if with_pcie:
-            self._pcie_due_s = began + max(_PCIE_EVERY_S, 10 * (time.monotonic() - began))
-        others = self._read_others()
-        return [
-            {
-                "name": gpu.name, "uuid": gpu.uuid, "utilisation": gpu.utilisation,
-                "others": others.get(gpu.index),
-                "memory_used": gpu.memory_used_bytes,
-                "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
-                "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
-                "from_device_per_s": gpu.pcie_from_device_bytes_per_s,
-                "pcie_generation": gpu.pcie_generation, "pcie_width": gpu.pcie_width,
-            }
-            for gpu in gpus
-        ]  # fmt: skip
-
-    def read_processes(self, members: set[int]) -> list[Reading]:
-        """Return who else holds memory; called once before the command starts and once after it ended."""
-        found = [process for process in self._reader.read_processes() if process.pid not in members]
-        self._others |= {process.pid for process in found}
-        return [{"gpu": p.gpu, "pid": p.pid, "memory": p.memory_bytes} for p in found]
-
-    def _read_others(self) -> dict[int, float]:
-        """Return what those who were there before the command have of each GPU; nobody: nothing is asked.
-
-        In a container the driver may know the command's own processes by other numbers: whoever was there
-        before is none of them.
-        """
-        shares: dict[int, float] = {}
-        for one in self._reader.read_shares() if self._others else ():
-            if one.pid in self._others:
-                shares[one.gpu] = shares.get(one.gpu, 0.0) + one.share
-        return {gpu: min(share, 1.0) for gpu, share in shares.items()}

@@ -7,49 +7,45 @@ import difflib
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from feedrate.errors import NotFound, UsageError, suggest_path
 
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
-_LAUNCHERS = {"srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
-# They pass the environment on and see the working folder, but not the rest of this machine.
-_CONTAINERS = {"apptainer", "singularity", "ch-run", "enroot"}
 _TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def check_command(command: Sequence[str]) -> None:
-    """Refuse a command that cannot run, with what was probably meant.
+def check_command(command: Sequence[str], ours: str) -> None:
+    """Refuse a command that cannot run, with what was probably meant; `ours`: "feedrate doctor".
 
     Raises:
         UsageError, NotFound: nothing to run, no such program, no such script; a job that only gets queued.
     """
     if not command or not command[0]:
-        raise UsageError("nothing to run", hint="feedrate doctor -- python train.py ...")
+        raise UsageError("nothing to run", hint=f"{ours} -- python train.py ...")
     program = command[0]
     if os.path.basename(program) == "sbatch":
         raise UsageError(
             "sbatch only queues a job, so there is nothing to watch",
-            hint="inside the batch script, put 'feedrate doctor --' before the training command; or: "
-            "feedrate doctor -- srun python train.py ...",
+            hint=f"inside the batch script, put '{ours} --' before the training command; or: "
+            f"{ours} -- srun python train.py ...",
         )
     if shutil.which(program) is None:
-        raise NotFound(f"no program '{program}'", hint=_suggest_program(program, command))
+        raise NotFound(f"no program '{program}'", hint=_suggest_program(program, command, ours))
     script = find_script(command)
     if script is not None and not os.path.exists(script):
         raise NotFound(f"no script at {script}", hint=suggest_path(script))
 
 
-def _suggest_program(program: str, command: Sequence[str]) -> str | None:
+def _suggest_program(program: str, command: Sequence[str], ours: str) -> str | None:
     is_script = program.endswith(".py")
     if os.path.isdir(program):
-        return f"{program} is a folder; name a program: feedrate doctor -- python train.py ..."
+        return f"{program} is a folder; name a program: {ours} -- python train.py ..."
     if os.path.isfile(program):
         rest = " ".join([program, *command[1:]])
         if is_script:
-            return f"{program} is a script: feedrate doctor -- python {rest}"
+            return f"{program} is a script: {ours} -- python {rest}"
         return f"{program} is a file, but not one that can be run: chmod +x {program}"
     if os.sep in program:
         return suggest_path(program)
@@ -103,17 +99,3 @@ def find_script(command: Sequence[str]) -> str | None:
     """Return the script that `python [options] SCRIPT ...` names; None where there is none to be found."""
     call = read_python_call(command)
     return None if call is None else call.script
-
-
-def needs_shared_folder(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether processes of the command may run on other nodes, or in a container of other folders."""
-    if os.path.basename(command[0]) in _LAUNCHERS | _CONTAINERS:
-        return True
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    return nodes.isdigit() and int(nodes) > 1
-
-
-def find_hook_folder() -> Path:
-    import feedrate.doctor.hook
-
-    return Path(feedrate.doctor.hook.__file__).resolve().parent

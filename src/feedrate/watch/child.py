@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command that is started to be watched; what it writes to the terminal is kept until the view is closed.
+
+It gets a terminal of its own for what would go to ours, so that it writes as it does without us: line by
+line, with its progress bars. Streams that were redirected are left alone. It stays in our process group:
+Ctrl-C in the terminal reaches it by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+from collections import deque
+from collections.abc import Sequence
+
+_SPOOL_BYTES = 1 << 20  # in memory; more goes to a file without a name
+_LAST_LINES = 50
+_POLL_S = 0.1
+
+
+class Child:
+    """The command. With `is_kept`, what it writes to our terminal is kept, and shown by `pass_on`."""
+
+    def __init__(self, command: Sequence[str], *, is_kept: bool) -> None:
+        self._terminal: int | None = None
+        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 (closed by pass_on)
+        self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._unfinished = b""
+        self.is_full = False
+        inner = None
+        if is_kept:
+            self._terminal, inner = pty.openpty()
+            mode = termios.tcgetattr(inner)
+            mode[1] &= ~termios.OPOST  # our terminal will turn "\n" into "\r\n": once is enough
+            termios.tcsetattr(inner, termios.TCSANOW, mode)
+            with contextlib.suppress(OSError):
+                size = fcntl.ioctl(_find_terminal(), termios.TIOCGWINSZ, b"\0" * 8)
+                fcntl.ioctl(inner, termios.TIOCSWINSZ, size)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                # The view reads the keys of the terminal.
+                stdin=subprocess.DEVNULL if is_kept and os.isatty(0) else None,
+                stdout=inner if inner is not None and os.isatty(1) else None,
+                stderr=inner if inner is not None and os.isatty(2) else None,
+            )
+        finally:
+            if inner is not None:
+                os.close(inner)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def descriptor(self) -> int | None:
+        """What can be read from when the command has written; None: nothing is kept, or all has come."""
+        return self._terminal
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def _read(self) -> bytes:
+        """Return what the command has written; empty: nothing, or it has closed its streams."""
+        if self._terminal is None or not select.select([self._terminal], [], [], 0)[0]:
+            return b""
+        try:
+            new = os.read(self._terminal, 1 << 16)
+        except OSError:  # of a terminal that nobody writes to any more
+            new = b""
+        if not new:
+            os.close(self._terminal)
+            self._terminal = None
+            return b""
+        *lines, self._unfinished = (self._unfinished + new).split(b"\n")
+        self._unfinished = self._unfinished[-4096:]
+        self._last.extend(lines)
+        return new
+
+    def keep(self) -> None:
+        """Take what the command has written."""
+        try:
+            self._spool.write(self._read())
+        except OSError:  # the temporary folder is full
+            self.is_full = True
+
+    def list_last(self, count: int) -> list[str]:
+        """Return the last lines of the output, as a terminal would show them."""
+        lines = [*self._last, self._unfinished] if self._unfinished else list(self._last)
+        return (
+            [line.rstrip(b"\r").split(b"\r")[-1].decode(errors="replace") for line in lines[-count:]]
+            if count
+            else []
+        )
+
+    def pass_on(self) -> int:
+        """Write what was kept, then pass on what comes until the command ends; return its exit code."""
+        out = _find_terminal()
+        self._spool.seek(0)
+        while part := self._spool.read(1 << 16):
+            _write(out, part)
+        self._spool.close()
+        while True:
+            try:
+                if self._terminal is None:
+                    return self._wait()
+                select.select([self._terminal], [], [], _POLL_S)
+                new = self._read()
+                if new:
+                    _write(out, new)
+                elif self.has_ended():  # somebody whom it started may keep the terminal open
+                    return self._wait()
+            except KeyboardInterrupt:  # the command has got it, too, and decides
+                continue
+
+    def end(self) -> None:
+        """Pass SIGTERM on."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def _wait(self) -> int:
+        while True:
+            try:
+                code = self._process.wait()
+            except KeyboardInterrupt:
+                continue
+            return code if code >= 0 else 128 - code
+
+
+def _find_terminal() -> int:
+    return 1 if os.isatty(1) else 2
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    sys.stdout.flush()
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except OSError:  # the terminal is gone
+            return

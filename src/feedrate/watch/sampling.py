@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a job twice and says what happened in between; never touches it, reads only what the rights allow.
+
+Counters give what a process computed and how long it was queued for a core. How the rest divides into waiting
+for storage and waiting for others is sampled: `glance` looks at the states a few times between two readings.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from feedrate.errors import NotFound
+from feedrate.machine import cpu
+from feedrate.machine.process import (
+    ProcessStat,
+    parse_stat,
+    read_anonymous,
+    read_command_line,
+    read_file,
+    read_io,
+    read_stat,
+    read_user,
+)
+from feedrate.machine.process_tree import Tree
+from feedrate.machine.rates import CpuMeter, MemoryMeter, TrafficMeter, name_user
+from feedrate.watch.devices import Gpus, find_data_mounts, list_open, list_stores
+from feedrate.watch.results import (
+    HELPER,
+    TRAINER,
+    WORKER,
+    CoreUse,
+    GpuUse,
+    JobSummary,
+    MemoryUse,
+    Shares,
+    ThreadGroup,
+    Verdict,
+    WatchedJob,
+    WatchedProcess,
+    WatchedUser,
+)
+from feedrate.watch.targets import WORKER_NAME, JobFinder, Member, assign_roles, find_frameworks
+from feedrate.watch.verdict import judge, settle
+
+# Kernel functions in which a process that sleeps waits for data: FUSE and some network file systems let a
+# signal interrupt that, so the state is S as for any other sleep. And a plain socket's read.
+_STORAGE_WAITS = (
+    b"request_wait_answer", b"fuse_", b"nfs", b"rpc_", b"folio_wait", b"wait_on_page", b"io_schedule",
+    b"ptlrpc", b"cl_", b"ll_", b"ceph", b"cifs", b"smb", b"p9_", b"v9fs", b"cxiWait", b"sk_wait_data",
+    b"tcp_recvmsg",
+)  # fmt: skip
+_MOST_THREADS = 256
+_LOOK_FOR_FRAMEWORKS = 12  # readings: imports take a while
+_FIND_EVERY_S = 10.0
+_MOST_JOBS = 40
+_LEAST_CORES = 0.1  # what trains uses this much, or has workers, or a GPU
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Of one process or thread, since it began."""
+
+    cpu_s: float
+    queued_s: float
+    read_bytes: int | None = None
+    disk_bytes: int | None = None
+    written_bytes: int | None = None
+
+
+def divide_time(before: Counters, after: Counters, passed_s: float, states: Mapping[str, int]) -> Shares:
+    """Return what a process did between two readings; `states`: how often it was seen blocked or asleep."""
+    computing = min(1.0, max(0.0, after.cpu_s - before.cpu_s) / passed_s)
+    queued = min(1.0 - computing, max(0.0, after.queued_s - before.queued_s) / passed_s)
+    rest = 1.0 - computing - queued
+    blocked, asleep = states.get("blocked", 0), states.get("asleep", 0)
+    storage = rest * blocked / (blocked + asleep) if blocked else 0.0
+    return Shares(computing, queued, storage, rest - storage)
+
+
+def find_state(pid: int) -> str:
+    """Return whether a process is `blocked`, `asleep` or neither at this moment; empty: it has ended."""
+    text = read_file(f"/proc/{pid}/stat") or b""
+    state = text[text.rfind(b")") + 2 :][:1]
+    if state == b"D":
+        return "blocked"
+    if state != b"S":
+        return "running" if state else ""
+    where = read_file(f"/proc/{pid}/wchan") or b""
+    return "blocked" if where.startswith(_STORAGE_WAITS) else "asleep"
+
+
+class JobSampler:
+    """Watches one job from `pid` down. `take` returns what happened since it was last called, or None: ended.
+
+    Args:
+        notes, other_jobs: for every view: how the job was chosen, and from which.
+    """
+
+    def __init__(
+        self, pid: int, gpus: Gpus, notes: tuple[str, ...] = (), other_jobs: tuple[JobSummary, ...] = ()
+    ) -> None:
+        self.pid, self._gpus, self._notes, self._other_jobs = pid, gpus, notes, other_jobs
+        stat = read_stat(pid)
+        self._start = -1 if stat is None else stat.start
+        self._tree = Tree(pid, ignored={os.getpid()})
+        self._cores, self._memory, self._traffic = CpuMeter(pid), MemoryMeter(pid), TrafficMeter()
+        self._user = name_user(read_user(pid)) or "unknown"
+        self._lines: dict[tuple[int, str], tuple[str, ...]] = {}
+        self._before: dict[int, Counters] = {}
+        self._threads_before: dict[int, Counters] = {}
+        self._states: dict[int, Counter[str]] = {}
+        self._roles: dict[int, str] = {}
+        self._frameworks: tuple[str, ...] = ()
+        self._throttled_s: float | None = None
+        self._readings = 0
+        self._mounts: dict[str, float] = {}
+        self._verdicts: deque[Verdict] = deque(maxlen=5)
+        self._at_s = time.monotonic()
+        self.take()
+
+    def glance(self) -> None:
+        """Look what the processes do at this moment; a few microseconds for each."""
+        for pid, role in self._roles.items():
+            if role != HELPER and (state := find_state(pid)):
+                self._states.setdefault(pid, Counter())[state] += 1
+
+    def take(self) -> WatchedJob | None:
+        root = read_stat(self.pid)
+        if root is None or root.start != self._start or root.state in ("Z", "X"):
+            return None
+        now_s = time.monotonic()
+        passed_s, self._at_s = max(now_s - self._at_s, 1e-3), now_s
+        members = {self.pid: root, **self._tree.look()}
+        members = {pid: stat for pid, stat in members.items() if stat.state not in ("Z", "X")}
+        self._roles = self._find_roles(members)
+        loaders = [pid for pid, role in self._roles.items() if role != HELPER]
+        open_files = {path for pid in loaders for path in list_open(pid)}
+        on_gpus = self._gpus.of(set(members), open_files)
+        processes = self._measure(members, passed_s, {h.pid for gpu in on_gpus for h in gpu.job})
+        trainers = [one.pid for one in processes if one.role == TRAINER]
+        self._look_for_frameworks(trainers)
+        has_workers = any(one.role == WORKER for one in processes)
+        threads = () if has_workers else self._measure_threads(trainers[:1], passed_s)
+        self._mounts.update(dict.fromkeys(find_data_mounts(open_files), now_s))
+        self._mounts = {mount: seen for mount, seen in self._mounts.items() if now_s - seen < 60}
+        traffic = self._traffic.read_network(passed_s)
+        job = WatchedJob(
+            pid=self.pid,
+            user=self._user,
+            command=self._lines[self.pid, root.name],
+            frameworks=self._frameworks,
+            age_s=max(0.0, time.clock_gettime(_BOOT_CLOCK) - root.start / os.sysconf("SC_CLK_TCK")),
+            seconds=passed_s,
+            processes=processes,
+            helpers=len(members) - len(processes),
+            threads=threads,
+            gpus=on_gpus,
+            free_gpus=self._gpus.list_free(),
+            cores=self._measure_cores(members, passed_s),
+            memory=self._measure_memory(members, processes, passed_s),
+            stores=list_stores(
+                self._traffic.read_disks(passed_s), self._traffic.read_nfs(passed_s) or {}, self._mounts
+            ),
+            received_bytes_per_s=traffic["received_per_s"],
+            sent_bytes_per_s=traffic["sent_per_s"],
+            verdict=_UNKNOWN,
+            not_visible=tuple(self._list_hidden(on_gpus)),
+            notes=self._notes,
+            other_jobs=self._other_jobs,
+        )
+        self._states = {}
+        self._readings += 1
+        if self._readings > 1:
+            self._verdicts.append(judge(job))
+            job = replace(job, verdict=settle(self._verdicts))
+        return job
+
+    def _find_roles(self, members: Mapping[int, ProcessStat]) -> dict[int, str]:
+        # A process that was just forked runs another program, or gets another name, a little later.
+        self._lines = {
+            (pid, stat.name): self._lines.get((pid, stat.name)) or read_command_line(pid)
+            for pid, stat in members.items()
+        }
+        return assign_roles(
+            {s.pid: Member(s.pid, s.parent, s.name, self._lines[s.pid, s.name]) for s in members.values()}
+        )
+
+    def _measure(
+        self, members: Mapping[int, ProcessStat], passed_s: float, on_gpu: set[int]
+    ) -> tuple[WatchedProcess, ...]:
+        """Return who trains and who loads; the rest are helpers."""
+        after = {pid: self._count(stat) for pid, stat in members.items()}
+        found = [
+            self._describe(stat, self._before.get(pid, after[pid]), after[pid], passed_s)
+            for pid, stat in members.items()
+            if self._roles[pid] != HELPER
+        ]
+        self._before = after
+        trains = on_gpu | {members[one.pid].parent for one in found if one.role == WORKER}
+        trains |= {one.pid for one in found if one.cores >= _LEAST_CORES}
+        might = [one for one in found if one.role == TRAINER]
+        if not any(one.pid in trains for one in might) and might:
+            trains = {max(might, key=lambda one: (one.cores, one.resident_bytes)).pid}
+        for one in might:
+            if one.pid not in trains:
+                self._roles[one.pid] = HELPER
+        kept = [one for one in found if self._roles[one.pid] != HELPER]
+        return tuple(sorted(kept, key=lambda one: (one.role, one.pid)))
+
+    def _count(self, stat: ProcessStat) -> Counters:
+        io = read_io(stat.pid) if self._roles[stat.pid] != HELPER else None
+        queued = (read_file(f"/proc/{stat.pid}/schedstat") or b"").split()
+        return Counters(
+            stat.cpu_s,
+            int(queued[1]) * 1e-9 if len(queued) > 1 else 0.0,
+            *(() if io is None else (io["rchar"], io["read_bytes"], io["write_bytes"])),
+        )
+
+    def _describe(
+        self, stat: ProcessStat, before: Counters, after: Counters, passed_s: float
+    ) -> WatchedProcess:
+        def rate(name: str) -> float | None:
+            old, new = getattr(before, name), getattr(after, name)
+            return None if old is None or new is None else max(0, new - old) / passed_s
+
+        shares = divide_time(before, after, passed_s, self._states.get(stat.pid, {}))
+        return WatchedProcess(
+            pid=stat.pid,
+            role=self._roles[stat.pid],
+            name=stat.name,
+            cores=max(0.0, after.cpu_s - before.cpu_s) / passed_s,
+            shares=shares,
+            doing=shares.doing,
+            threads=stat.threads,
+            resident_bytes=stat.rss_bytes,
+            swap_bytes=read_swap(stat.pid),
+            read_bytes_per_s=rate("read_bytes"),
+            disk_bytes_per_s=rate("disk_bytes"),
+            written_bytes_per_s=rate("written_bytes"),
+        )
+
+    def _measure_threads(self, trainers: Sequence[int], passed_s: float) -> tuple[ThreadGroup, ...]:
+        after: dict[int, Counters] = {}
+        groups: dict[str, list[tuple[float, float, bool]]] = {}
+        for pid in trainers:
+            for tid in _list_threads(pid):
+                text = read_file(f"/proc/{pid}/task/{tid}/stat")
+                stat = parse_stat(text) if text else None
+                queued = (read_file(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
+                if stat is None or len(queued) < 2:
+                    continue
+                after[tid] = now = Counters(int(queued[0]) * 1e-9, int(queued[1]) * 1e-9)
+                old = self._threads_before.get(tid, now)
+                used, waited = max(0.0, now.cpu_s - old.cpu_s), max(0.0, now.queued_s - old.queued_s)
+                one = (used / passed_s, waited / passed_s, stat.state == "D")
+                name = "main thread" if tid == pid else stat.name.rstrip("0123456789-_#")
+                groups.setdefault(name, []).append(one)
+        self._threads_before = after
+        made = [
+            ThreadGroup(name, len(found), *(sum(values) for values in zip(*found, strict=True)))
+            for name, found in groups.items()
+        ]
+        return tuple(sorted(made, key=lambda group: (-group.cores, -group.count, group.name)))
+
+    def _measure_cores(self, members: dict[int, ProcessStat], passed_s: float) -> CoreUse:
+        reading = self._cores.read(passed_s, members, self._tree.biggest_other)
+        allowed = len(reading["cores"])
+        quota = cpu.read_cpu_quota(cpu.group_file(self.pid))
+        unused = sum(1.0 - busy for busy in reading["busy"] if busy is not None)
+        left = unused if quota is None else min(unused, quota - reading["ours"])
+        other = reading.get("biggest_other")
+        return CoreUse(
+            machine=os.cpu_count() or allowed,
+            allowed=allowed,
+            quota=quota,
+            job=reading["ours"],
+            others=reading["others"],
+            idle=max(0.0, left),
+            iowait=reading["iowait"],
+            throttled_share=self._measure_throttling(reading.get("throttled"), passed_s),
+            biggest_other=None if other is None else (other["name"], other["user"] or "", other["cores"]),
+        )
+
+    def _measure_throttling(self, throttled: Mapping[str, Any] | None, passed_s: float) -> float | None:
+        if throttled is None:
+            return None
+        before, self._throttled_s = self._throttled_s, throttled["seconds"]
+        return None if before is None else min(1.0, max(0.0, throttled["seconds"] - before) / passed_s)
+
+    def _measure_memory(
+        self, members: dict[int, ProcessStat], processes: Sequence[WatchedProcess], passed_s: float
+    ) -> MemoryUse:
+        reading = self._memory.read(passed_s, members)
+        swapped = [one.swap_bytes for one in processes]
+        # What forks share is in swap once, and counts in each.
+        known = min(sum(one or 0 for one in swapped), reading["swap_used"])
+        return MemoryUse(
+            used_bytes=reading["used"],
+            limit_bytes=reading["limit"],
+            cache_bytes=reading["cache"] or 0,
+            is_group=reading["is_group"],
+            job_bytes=sum(read_anonymous(pid) or 0 for pid in members),
+            job_swap_bytes=None if None in swapped else known,
+            swap_used_bytes=reading["swap_used"],
+            swap_in_bytes_per_s=reading["swap_in_per_s"],
+            swap_out_bytes_per_s=reading["swap_out_per_s"],
+            major_faults_per_s=reading["major_faults_per_s"],
+        )
+
+    def _look_for_frameworks(self, trainers: Sequence[int]) -> None:
+        if self._readings >= _LOOK_FOR_FRAMEWORKS or (self._frameworks and self._readings > 2):
+            return
+        found: dict[str, None] = {}
+        for pid in trainers[:4]:
+            found.update(dict.fromkeys(find_frameworks(pid, read_command_line(pid))))
+        if not found and any(name.startswith(WORKER_NAME) for _, name in self._lines):
+            found["PyTorch"] = None
+        self._frameworks = tuple(found)
+
+    def _list_hidden(self, gpus: Sequence[GpuUse]) -> Iterator[str]:
+        if not os.access(f"/proc/{self.pid}/fd", os.R_OK):
+            yield (
+                f"processes of {self._user} hide from other users what they read and write (io), their open "
+                "files (fd), libraries (maps), and what they sleep in (wchan)"
+            )
+        if any(not gpu.job for gpu in gpus):
+            yield "the driver names no process of this job, as in containers: who shares the GPU is not known"
+
+
+def read_swap(pid: int) -> int | None:
+    """Return the bytes of a process that are in swap; None: not told."""
+    text = read_file(f"/proc/{pid}/status") or b""
+    at = text.find(b"VmSwap:")
+    return None if at < 0 else int(text[at + 7 : at + 40].split()[0]) * 1024
+
+
+def _list_threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")[:_MOST_THREADS]]
+    except OSError:
+        return []
+
+
+_UNKNOWN = Verdict((), "not known yet", "this is the first reading", "", "")
+
+
+class UserSampler:
+    """Watches all jobs of a user, also those that begin later."""
+
+    def __init__(self, user: int, gpus: Gpus) -> None:
+        self._user, self._gpus = user, gpus
+        self._finder = JobFinder(user, time.monotonic())
+        self._samplers: dict[int, JobSampler] = {}
+        self._found_s = time.monotonic()
+        self._find()
+
+    def glance(self) -> None:
+        for sampler in self._samplers.values():
+            sampler.glance()
+
+    def take(self) -> WatchedUser:
+        found = {pid: sampler.take() for pid, sampler in self._samplers.items()}
+        jobs = [job for job in found.values() if job is not None]
+        self._samplers = {job.pid: self._samplers[job.pid] for job in jobs}
+        if time.monotonic() - self._found_s >= _FIND_EVERY_S:
+            self._find()
+        jobs.sort(key=lambda job: (-len(job.gpus), -job.cores.job))
+        return WatchedUser(name_user(self._user) or "", tuple(jobs))
+
+    def _find(self) -> None:
+        self._found_s = time.monotonic()
+        jobs = self._finder.find(self._found_s, self._gpus.processes)
+        for job in jobs[:_MOST_JOBS]:
+            if job.pid not in self._samplers:
+                self._samplers[job.pid] = JobSampler(job.pid, self._gpus)
+
+
+def choose_job(user: int, gpus: Gpus, wait: Callable[[], None]) -> JobSampler:
+    """Return a sampler of the job that uses most: GPUs first, then cores, while `wait` waits.
+
+    Raises:
+        NotFound: no process of this user uses a GPU, or a tenth of a core.
+    """
+    finder = JobFinder(user, time.monotonic())
+    wait()
+    jobs = finder.find(time.monotonic(), gpus.processes)
+    busy = [job for job in jobs if job.gpus or job.cores >= _LEAST_CORES]
+    name = name_user(user) or ""
+    if not busy:
+        raise NotFound(
+            f"no process of {name} uses a GPU or a tenth of a core just now",
+            hint="name one: feedrate watch PID; or start one: feedrate watch -- python train.py ...",
+        )
+    why = "memory of a GPU" if busy[0].gpus else "CPU"
+    note = f"of the jobs of {name}, the one that uses most {why}"
+    return JobSampler(busy[0].pid, gpus, (note,), tuple(busy[1:]))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two readings of a job: rates from counters that are made up, and a small tree of real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from feedrate.machine.gpu import GpuReader
+from feedrate.watch import sampling
+from feedrate.watch.devices import Gpus, find_data_mounts, list_stores
+from feedrate.watch.results import Shares
+from feedrate.watch.sampling import Counters, JobSampler, UserSampler, choose_job, divide_time, find_state
+from support.nvml import make_nvml
+
+
+@pytest.mark.parametrize(
+    ("after", "states", "shares"),
+    [
+        (Counters(1.0, 0.0), {}, Shares(1.0, 0.0, 0.0, 0.0)),
+        (Counters(0.5, 0.25), {"asleep": 9}, Shares(0.5, 0.25, 0.0, 0.25)),
+        (Counters(0.2, 0.0), {"blocked": 3, "asleep": 1, "running": 4}, Shares(0.2, 0.0, 0.6, 0.2)),
+        (Counters(4.0, 3.0), {"blocked": 5}, Shares(1.0, 0.0, 0.0, 0.0)),
+        (Counters(-1.0, -1.0), {}, Shares(0.0, 0.0, 0.0, 1.0)),
+    ],
+    ids=["computing", "queued", "blocked", "many threads", "counters that fell"],
+)
+def test_what_counters_leave_of_the_time_is_divided_by_the_states_seen(
+    after: Counters, states: dict[str, int], shares: Shares
+) -> None:
+    found = divide_time(Counters(0.0, 0.0), after, 1.0, states)
+    assert [round(getattr(found, name), 6) for name in Shares.__slots__] == [
+        getattr(shares, name) for name in Shares.__slots__
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "where", "found"),
+    [
+        ("D", "", "blocked"),
+        ("S", "request_wait_answer", "blocked"),
+        ("S", "poll_schedule_timeout", "asleep"),
+        ("S", "0", "asleep"),
+        ("R", "", "running"),
+        (None, "", ""),
+    ],
+)
+def test_a_sleep_inside_of_a_file_system_counts_as_waiting_for_storage(
+    monkeypatch: pytest.MonkeyPatch, state: str | None, where: str, found: str
+) -> None:
+    files = {"/proc/7/stat": f"7 (a) b) {state} 1 1".encode(), "/proc/7/wchan": where.encode()}
+    monkeypatch.setattr(sampling, "read_file", lambda path: files[path] if state else None)
+    assert find_state(7) == found
+
+
+TREE = """
+    import multiprocessing, os, sys, time
+
+    def work(ready, number):
+        ready.put(number)
+        while number:
+            pass
+        time.sleep(1000)
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("fork")
+        ready = context.SimpleQueue()
+        for number in (0, 1):
+            context.Process(target=work, args=(ready, number), daemon=True).start()
+        ready.get(), ready.get()
+        data = open(sys.argv[1], "rb")
+        print("ready", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a worker that computes and one that sleeps, and an open file."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TREE))
+    with subprocess.Popen(
+        [sys.executable, script, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.stdin.close()
+        process.wait()
+
+
+def take_until(sampler: Any, is_enough: Any) -> Any:
+    """Read again until the counters of the kernel have moved: they do so a hundred times a second."""
+    while True:
+        for _ in range(20):
+            sampler.glance()
+        seen = sampler.take()
+        if is_enough(seen):
+            return seen
+
+
+def test_a_job_is_its_training_process_and_its_workers_with_what_each_does(job: Any) -> None:
+    sampler = JobSampler(job.pid, Gpus())
+    seen = take_until(sampler, lambda job: any(one.shares.computing > 0.1 for one in job.workers))
+    assert [one.pid for one in seen.trainers] == [job.pid]
+    assert len(seen.workers) == 2
+    assert sorted(one.doing == "idle" for one in seen.workers) == [False, True]
+    assert seen.command[0] == sys.executable
+    assert seen.helpers == 0
+    assert seen.not_visible == ()
+    assert seen.memory.job_bytes > 0
+    assert seen.cores.job > 0
+
+
+def test_a_job_that_has_ended_gives_no_view(job: Any) -> None:
+    sampler = JobSampler(job.pid, Gpus())
+    job.stdin.close()
+    job.wait()
+    assert sampler.take() is None
+
+
+def test_of_several_jobs_the_one_with_the_most_cpu_is_chosen_and_named(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everybody = sampling.JobFinder._read
+    ours = {job.pid}
+
+    def read(finder: Any) -> list[Any]:
+        return [stat for stat in everybody(finder) if stat.pid in ours or stat.parent in ours]
+
+    monkeypatch.setattr(sampling.JobFinder, "_read", read)
+    start = os.times().elapsed
+
+    def wait() -> None:
+        while os.times().elapsed - start < 0.1:
+            pass
+
+    sampler = choose_job(os.getuid(), Gpus(), wait)
+    assert sampler.pid == job.pid
+    seen = sampler.take()
+    assert seen is not None
+    assert seen.notes[0].endswith("the one that uses most CPU")
+    jobs = UserSampler(os.getuid(), Gpus())
+    assert [one.pid for one in jobs.take().jobs] in ([job.pid], [])
+
+
+def test_gpus_of_a_job_are_those_where_it_holds_memory_and_others_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, other = os.getpid(), os.getppid()
+    nvml = make_nvml(
+        nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=80),
+        nvmlDeviceGetMemoryInfo=SimpleNamespace(used=3 << 30, total=8 << 30),
+        nvmlDeviceGetPowerUsage=250_000,
+        nvmlDeviceGetName="NVIDIA H200",
+        nvmlDeviceGetComputeRunningProcesses=[
+            SimpleNamespace(pid=mine, usedGpuMemory=1 << 30),
+            SimpleNamespace(pid=other, usedGpuMemory=2 << 30),
+            SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None),
+        ],
+        nvmlDeviceGetProcessUtilization=[
+            SimpleNamespace(pid=mine, smUtil=50),
+            SimpleNamespace(pid=other, smUtil=30),
+        ],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    gpus = Gpus(GpuReader())
+    gpus.glance()
+    gpus.refresh()
+    (gpu,) = gpus.of({mine})
+    assert (gpu.utilisation, gpu.power_w, gpu.others_share) == (0.8, 250.0, 0.3)
+    assert [(one.pid, one.share) for one in gpu.job] == [(mine, 0.5)]
+    assert [(one.pid, one.name is None) for one in gpu.others] == [(other, False), (2**22 + 1, True)]
+    assert gpus.of({1}) == ()
+    assert gpus.list_free() == ()
+
+
+def test_in_a_container_a_gpu_is_known_by_its_open_file_and_nobody_is_called_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outside = [SimpleNamespace(pid=2**22 + 1, usedGpuMemory=1)]
+    monkeypatch.setitem(sys.modules, "pynvml", make_nvml(nvmlDeviceGetComputeRunningProcesses=outside))
+    gpus = Gpus(GpuReader())
+    gpus.refresh()
+    (gpu,) = gpus.of({7}, ["/dev/nvidia0", "/dev/nvidiactl"])
+    assert (gpu.index, gpu.job, gpu.others) == (0, (), ())
+
+
+def test_data_files_are_known_by_their_mount_and_devices_and_code_are_none() -> None:
+    assert find_data_mounts(["/dev/null", "/proc/1/stat", "/lib/x.so", "/memfd:a"]) == set()
+    assert find_data_mounts(["/no/such/file.jpg"]) == {"/"}
+
+
+def test_stores_are_those_of_the_jobs_files_first_then_those_that_are_busy() -> None:
+    quiet = {"read_per_s": 0, "write_per_s": 0, "busy": 0.0}
+    disks = {"sda": {**quiet, "busy": 0.9}, "sdb": quiet}
+    rates = {"read_per_s": 5, "write_per_s": 0, "operations_per_s": 0.0, "round_trip_s": None}
+    nfs = {"/data": rates, "/home": rates}
+    stores = list_stores(disks, nfs, {"/data"})
+    assert [(store.name, store.mount_points) for store in stores] == [("/data", ("/data",)), ("sda", ())]
