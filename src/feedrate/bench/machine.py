@@ -71,7 +71,7 @@ class Effort:
     most_s: float
 
 
-_FULL = Effort(96, 1.5, 256 << 20, KNOWN_MODELS, ("resnet18", _MODEL), 8, 20.0)
+_FULL = Effort(96, 1.5, 256 << 20, KNOWN_MODELS, ("resnet18", _MODEL), 4, 20.0)
 _QUICK = Effort(32, 0.5, 64 << 20, (_MODEL,), ("resnet18",), 2, 4.0)
 
 
