@@ -145,7 +145,7 @@ def _sample_address(address: str, scratch: str, seconds: float) -> Sampled:
     if file is None and not files:
         raise SourceError(
             f"{address} is no pack, and holds no tar, zip or other file of samples",
-            hint=f"of others, pack them and plan with the pack: feedrate pack {shell_quote(address)} PACK",
+            hint=f"of other files behind an address, make a pack: feedrate pack {shell_quote(address)} PACK",
         )
     return _sample_containers(
         address, files if file is None else [(address, file.size_bytes)], scratch, seconds
