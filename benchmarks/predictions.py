@@ -167,7 +167,7 @@ def call(command: list[str]) -> Facts:
 # What is predicted.
 
 
-def predict(path: str, combination: Facts, scratch: str, **_: object) -> Facts:
+def predict(path: str, combination: Facts, batch_size: int, scratch: str) -> Facts:
     """Make the plan that `feedrate plan` makes; return the figures of the combination's way."""
     from feedrate.plan.node import describe_node
     from feedrate.plan.survey import survey_dataset
@@ -175,7 +175,9 @@ def predict(path: str, combination: Facts, scratch: str, **_: object) -> Facts:
 
     survey = survey_dataset(path, say=say)
     node = describe_node(path, scratch=scratch, say=say)
-    plan = make_plan(survey, node, epochs=EPOCHS, workers=combination.get("workers", 4))
+    plan = make_plan(
+        survey, node, epochs=EPOCHS, workers=combination.get("workers", 4), batch_size=batch_size
+    )
     codes = PACK_CODES if combination.get("is_pack") else CODES
     way = next(way for way in plan.ways if way.code == codes[combination["way"]])
     # Of the ways that are measured, each has one part before training: a copy or a pack.
