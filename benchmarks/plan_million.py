@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long does `feedrate plan` look at a million files behind a store of 2 ms per call? What does it miss?
+"""How long does `feedrate plan` take for a million files behind a store of 2 ms per call, and is it right?
 
 Makes 1,000,000 small JPEGs twice in memory (hard links of a few): in 1,000 folders of different sizes, and in
 one folder. Each is shown by a FUSE file system that answers every call 2 ms late, which costs CPU time of its

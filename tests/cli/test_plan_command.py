@@ -39,9 +39,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_plan_is_drawn_and_one_way_recommended(looked_at: dict[str, Any], capsys: Output) -> None:
-    assert main(["plan", "/data/imagenet", "--seconds", "3", "--scratch", "/scr"]) == 0
+    assert main(["plan", "/data/imagenet", "--seconds", "3", "--scratch", "/"]) == 0
     assert "\nRecommended: " in capsys.readouterr().out
-    assert (looked_at["dataset"], looked_at["seconds"], looked_at["scratch"]) == ("/data/imagenet", 3, "/scr")
+    assert (looked_at["dataset"], looked_at["seconds"], looked_at["scratch"]) == ("/data/imagenet", 3, "/")
     assert (looked_at["model"], looked_at["model_rate"]) == ("resnet50", None)
 
 
@@ -76,8 +76,8 @@ def test_what_if_changes_the_node_and_may_stand_before_the_dataset(capsys: Outpu
 @pytest.mark.usefixtures("looked_at")
 def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
     machines = tmp_path / "lab.toml"
-    machines.write_text('[small]\ncores = 8\nmemory = "64GB"\ngpu = "1xV100"\n'
-                        '[large]\ncores = 64\nmemory = "512GB"\ngpu = "4xA100"\n')  # fmt: skip
+    machines.write_text('[nodes.small]\ncores = 8\nmem = "64GB"\ngpu = "1xV100"\n'
+                        '[nodes.large]\ncores = 64\nmem = "512GB"\ngpu = "4xA100"\n')  # fmt: skip
     assert main(["plan", "/data", "--machines", str(machines)]) == 0
     out = capsys.readouterr().out
     assert "the fastest kind of node first" in out
@@ -95,6 +95,7 @@ def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
         (["estimate", "epoch", "/d", "--model", "gpt"], "error: there is no model 'gpt'\n\nhint: known: res"),
         (["plan", "/d", "--what-if", "cores=2", "--machines", "lab.toml"], "error: --what-if changes this"),
         (["plan", "/d", "--machines", "no.toml"], "no.toml"),
+        (["plan", "/d", "--scratch", "/no/such"], "error: there is no folder /no/such\n\nhint: "),
         (["plan", "/d", "--what-if", "core=2"], "cores"),
     ],
 )  # fmt: skip

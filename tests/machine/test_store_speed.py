@@ -84,6 +84,13 @@ def test_a_rate_that_drowns_in_noise_is_not_told() -> None:
     assert store._fit(readings)[1] is None
 
 
+def test_a_rate_of_reads_that_came_in_bursts_is_never_nothing() -> None:
+    events = [(1.9, 1)] * 39 + [(2.0, 1)]
+    rate = store._find_rate(1.0, events, streams=4)
+    assert rate is not None
+    assert 0 < rate.low < rate.value
+
+
 def test_readers_together_give_the_rate_after_they_all_began() -> None:
     events = [(1.0 + n / 1000, 1) for n in range(200, 1001)]  # nothing in the first fifth
     rate = store._find_rate(1.0, events, streams=4)

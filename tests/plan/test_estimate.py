@@ -136,8 +136,28 @@ def test_where_nothing_can_be_read_stored_numbers_are_used(
     monkeypatch.setattr(estimate, "note_age", lambda _: ("old",))
     found = ask("1GB", folders, source=str(folders[1]), numbers=object(), files=1000)
     assert found.answers[""].origin == STORED
-    assert found.figures[f"opening a file of {folders[1]}"][0].note == "2026-11-02"
+    assert found.figures["opening a file"][0].note == "2026-11-02"
     assert found.notes == ("old",)
+
+
+def test_a_target_that_cannot_be_written_to_is_another_to(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise StorageError("cannot write there", hint="--scratch DIR")
+
+    monkeypatch.setattr(estimate, "measure_writes", refuse)
+    with pytest.raises(StorageError, match="cannot write there") as raised:
+        ask("1GB", folders)
+    assert "--to DIR" in str(raised.value.hint)
+
+
+def test_files_that_were_in_memory_say_little_of_the_disk(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask("1GB", folders).notes == ()
+    monkeypatch.setattr(estimate, "measure_store", lambda *_, **__: replace(STORE, cold_share=0.0))
+    assert "was in memory already" in ask("1GB", folders).notes[0]
 
 
 @pytest.fixture

@@ -138,11 +138,11 @@ def test_figures_are_not_broken_between_number_and_unit() -> None:
 
 def test_a_ranking_names_each_node_with_its_way_and_what_to_type_on_the_first() -> None:
     plans = (make_plan(), make_plan(node=make_node(name="old", nodes=4), recommended=""))
-    text = draw_ranking(Ranking(make_survey(), 90, plans, ("old has no scratch",)), 140)
+    text = draw_ranking(Ranking(make_survey(), 90, plans, ("4 x old has no scratch",)), 140)
     assert "gpu17: pack, then stage on scratch" in text
     assert "4 x old: read in place" in text
     assert "On gpu17:\nRecommended: pack, then stage" in text
-    assert text.endswith("note: old has no scratch\nnote: The rate of resnet50 is assumed: "
+    assert text.endswith("note: 4 x old has no scratch\nnote: The rate of resnet50 is assumed: "
                          "'feedrate bench machine' measures it.\n")  # fmt: skip
 
 
@@ -157,6 +157,7 @@ def test_spreads_are_of_the_value_and_left_out_where_there_is_none() -> None:
 def test_a_figure_says_who_gave_it() -> None:
     assert words(say_figure(Figure.exactly(1200, GIVEN), "images/s")) == "1,200 images/s (given)"
     assert words(say_figure(Figure(2e9, 1e9, 3e9, ASSUMED), "bytes/s")) == "2.00 GB/s ±50%*"
+    assert words(say_figure(Figure.exactly(1), "folders")) == "1 folder"
     assert say_figure(None, "s") == "unknown"
     assert say_figure(Figure.exactly(float("nan")), "s") == "unknown"
 
@@ -239,5 +240,5 @@ def test_an_estimate_with_several_answers_has_a_line_for_each() -> None:
     assert text.startswith(
         "an epoch of /data:\n"
         "  read in place  11 min 40 s (10 min 50 s to 13 min 20 s)\n"
-        "  from a pack    70.0 s (65.0 s to 80.0 s), assumed\n"
+        "  from a pack    70.0 s (65.0 s to 80.0 s), from figures that are assumed\n"
     )

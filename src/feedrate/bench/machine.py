@@ -31,6 +31,7 @@ from feedrate.bench.speedtest import choose_device
 from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files, own_folder
 from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
 from feedrate.figures import Figure, combine
+from feedrate.files.atomic import writing
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.loader.geometry import Geometry
@@ -51,6 +52,7 @@ SCRATCH, TEMPORARY = "scratch", "temporary folder"
 _SIDE = 224
 _MODEL = "resnet50"
 _LEAST_ROUNDS = 3
+_BATCHES = 8  # that the GPU is given at once
 _STEPS, _BACKWARD = 5, 4  # steps at least that a model is measured with; training by forward, in time
 
 
@@ -187,7 +189,8 @@ def _open_photographs(jpegs: Sequence[bytes], folder: Path) -> Any:
     paths = []
     for number, jpeg in enumerate(jpegs):
         path = folder / f"{number}.jpg"
-        path.write_bytes(jpeg)
+        with writing(path):
+            path.write_bytes(jpeg)
         paths.append(str(path))
     return open_files(paths, in_memory=True)
 
@@ -258,7 +261,11 @@ def _measure_gpu(
         return {}
     found = _measure_transfers(choice.device, effort)
     try:
-        found["decode"] = _measure_gpu_decoding(jpegs, geometry, choice.device, effort.seconds)
+        batch = _GpuDecoding(jpegs, geometry, choice.device)
+        rate = _measure_rate(
+            _BATCHES * batch.images, lambda: batch.run(_BATCHES), effort.seconds, time.perf_counter
+        )
+        found["decode"] = replace(rate, note=f"batches of {batch.images}, the host's part aside")
     except FeedrateError as error:
         left_out["decoding on the GPU"] = f"{error.message}. {error.hint or ''}".strip()
     return found
@@ -274,52 +281,58 @@ def _measure_transfers(device: torch.device, effort: Effort) -> dict[str, Figure
         here = torch.zeros(size, dtype=torch.uint8, pin_memory=name == "pinned")
 
         def copy(here: torch.Tensor = here) -> None:
-            for _ in range(8):
+            for _ in range(_BATCHES):
                 there.copy_(here, non_blocking=True)
             torch.cuda.synchronize(device)
 
-        found[name] = _measure_rate(8 * size, copy, effort.seconds / 3, time.perf_counter)
+        found[name] = _measure_rate(_BATCHES * size, copy, effort.seconds / 3, time.perf_counter)
     return found
 
 
-def _measure_gpu_decoding(
-    jpegs: Sequence[bytes], geometry: Geometry, device: torch.device, seconds: float
-) -> Figure:
-    """Return images per second of the kernels, with the copy of what they read; the host's part aside."""
-    import torch
+class _GpuDecoding:
+    """A batch of photographs, each several times, to decode on a GPU: planned once, the host's part aside."""
 
-    module = compile_source(kernels.source(), kernels.COMPILE_OPTIONS, device=device.index)
-    entries = [kernel.scan(jpeg).entries for jpeg in jpegs]
-    data = np.frombuffer(b"".join(jpegs), np.uint8)
-    plan = kernels.BatchPlan()
-    taken = plan.look(
-        data,
-        _find_starts(jpegs),
-        np.array([kernel.crc32c(jpeg) for jpeg in jpegs], np.uint32),
-        np.frombuffer(b"".join(entries), np.uint8),
-        _find_starts(entries),
-        boxes=geometry.boxes,
-        flips=geometry.flips,
-        size=(_SIDE, _SIDE),
-    )
-    staged = torch.empty(plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
-    plan.fill(data, staged.numpy())
-    sizes = plan.buffer_bytes()
-    buffers = {name: torch.empty(size, dtype=torch.uint8, device=device) for name, size in sizes.items()}
-    out = torch.zeros(len(jpegs), _SIDE, _SIDE, 3, dtype=torch.uint8, device=device)
-    statuses = torch.full((len(jpegs),), -1, dtype=torch.int32, device=device)
+    def __init__(self, jpegs: Sequence[bytes], geometry: Geometry, device: torch.device) -> None:
+        import torch
 
-    def launch(name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]) -> None:
-        module.launch(name, grid, block, args, shared_bytes=shared_bytes)
+        self._device, times = device, -(-BATCH_SIZE // len(jpegs))
+        jpegs = [*jpegs] * times
+        self._module = compile_source(kernels.source(), kernels.COMPILE_OPTIONS, device=device.index)
+        entries = [kernel.scan(jpeg).entries for jpeg in jpegs]
+        data = np.frombuffer(b"".join(jpegs), np.uint8)
+        self._plan = kernels.BatchPlan()
+        taken = self._plan.look(
+            data,
+            _find_starts(jpegs),
+            np.array([kernel.crc32c(jpeg) for jpeg in jpegs], np.uint32),
+            np.frombuffer(b"".join(entries), np.uint8),
+            _find_starts(entries),
+            boxes=np.tile(geometry.boxes, (times, 1)),
+            flips=np.tile(geometry.flips, times),
+            size=(_SIDE, _SIDE),
+        )
+        self.images = int(taken.sum())
+        self._staged = torch.empty(self._plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
+        self._plan.fill(data, self._staged.numpy())
+        sizes = self._plan.buffer_bytes()
+        self._buffers = {
+            name: torch.empty(size, dtype=torch.uint8, device=device) for name, size in sizes.items()
+        }
+        self._out = torch.zeros(len(jpegs), _SIDE, _SIDE, 3, dtype=torch.uint8, device=device)
+        self.statuses = torch.full((len(jpegs),), -1, dtype=torch.int32, device=device)
 
-    def decode() -> None:
-        for _ in range(8):
-            buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
-            kernels.run(plan, launch, buffers, out, statuses)
-        torch.cuda.synchronize(device)
+    def run(self, times: int = 1) -> None:
+        import torch
 
-    rate = _measure_rate(8 * int(taken.sum()), decode, seconds, time.perf_counter)
-    return replace(rate, note=f"batches of {int(taken.sum())}")
+        for _ in range(times):
+            self._buffers["staged"][: len(self._staged)].copy_(self._staged, non_blocking=True)
+            kernels.run(self._plan, self._launch, self._buffers, self._out, self.statuses)
+        torch.cuda.synchronize(self._device)
+
+    def _launch(
+        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
+    ) -> None:
+        self._module.launch(name, grid, block, args, shared_bytes=shared_bytes)
 
 
 def _find_starts(parts: Sequence[bytes]) -> Any:

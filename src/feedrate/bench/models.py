@@ -156,7 +156,7 @@ def _define() -> _Modules:
             super().__init__()
             self.patches = nn.Conv2d(3, width, _PATCH, _PATCH)
             self.token = nn.Parameter(torch.zeros(1, 1, width))
-            self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + (side // _PATCH) ** 2, width))
+            self.positions = nn.Parameter(torch.zeros(1, 1 + (side // _PATCH) ** 2, width))
             layers = [
                 nn.TransformerEncoderLayer(
                     width, 12, 4 * width, dropout=0.0, activation="gelu", layer_norm_eps=1e-6,

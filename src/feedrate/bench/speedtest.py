@@ -9,6 +9,7 @@ limit comes from the cost model, which is given the parts as they were measured 
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable
@@ -26,8 +27,9 @@ from feedrate.bench.models import (
 )
 from feedrate.bench.process import Clock
 from feedrate.bench.results import ModelRate, SpeedStanding, SpeedtestResult, Subset
-from feedrate.bench.turns import ALONE, ROUNDS, Budget, Contest, GpuWatch, Timed, Watch, mean
+from feedrate.bench.turns import ALONE, LEAST_TURN, ROUNDS, Budget, Contest, GpuWatch, Timed, Watch, mean
 from feedrate.errors import UsageError
+from feedrate.format.manifest import FILE_NAME
 from feedrate.loader.device.transfer import check_device
 from feedrate.machine.cpu import count_usable_cores, measure_usable_cores
 from feedrate.machine.describe import describe_machine
@@ -156,7 +158,7 @@ def run_speedtest(
     contest = Contest(files, pack, feed_options, Step(make(options.model, side=side), device, training=True))
     with quick_convolutions(), contest, GpuWatch(device) as gpu:
         contest.run(budget, gpu)
-    facts = _Facts(subset, alone, contest.measure_copy(), workers, measure_usable_cores())
+    facts = Facts(subset, alone, contest.measure_copy(), workers, measure_usable_cores())
     before, after = (_sum_up(contest, kind, facts, device.type) for kind in (FILES, PACK))
     ratio = median_ratio(
         *([r.images_per_s for r in contest.runs if r.contestant == NAMES[kind]] for kind in (PACK, FILES))
@@ -207,9 +209,10 @@ def _choose_sizes(
         """Say how long a step takes, at most: it grows a little slower than the number of pixels."""
         return batch_size / tried.images_per_s * (side / least) ** 2
 
-    turn_s = (1 - 3 * ALONE) * budget.left / (2 * ROUNDS)
+    left_s = max(budget.left, 2 * ROUNDS * LEAST_TURN * options.seconds)
+    turn_s = (1 - 3 * ALONE) * left_s / (2 * ROUNDS)
     side = options.side or next((one for one in _SIDES if step_s(one) <= turn_s / _STEPS), least)
-    longest_s = budget.left / _FEWEST_STEPS
+    longest_s = left_s / _FEWEST_STEPS
     fitting = int(batch_size * longest_s / step_s(side))
     if fitting >= batch_size or (fitting and options.batch_size is None):
         return min(fitting, batch_size), side
@@ -221,7 +224,7 @@ def _choose_sizes(
     )
 
 
-class _Facts(NamedTuple):
+class Facts(NamedTuple):
     """What the parts of a training were measured to take, each alone."""
 
     subset: Subset
@@ -262,7 +265,7 @@ class _Facts(NamedTuple):
         return "disk" if slowest == "workers" and pipeline.fetch_blocked_s > pipeline.fetch_cpu_s else "cpu"
 
 
-def _sum_up(contest: Contest, kind: str, facts: _Facts, device_kind: str) -> SpeedStanding:
+def _sum_up(contest: Contest, kind: str, facts: Facts, device_kind: str) -> SpeedStanding:
     runs = [run for run in contest.runs if run.contestant == NAMES[kind]]
     alone, whole_s = contest.alone[kind], sum(run.seconds for run in runs)
     copy_s, compute_s = sum(run.copy_s for run in runs), sum(run.compute_s for run in runs)
@@ -298,7 +301,7 @@ def judge(
     before: SpeedStanding,
     after: SpeedStanding,
     ratio: float,
-    facts: _Facts,
+    facts: Facts,
     choice: Choice,
     source: str | None,
 ) -> tuple[str, str, str]:
@@ -307,6 +310,7 @@ def judge(
     device = "the GPU" if is_gpu else "the CPU, on which the model trains,"
     names = {"disk": "the disk", "cpu": "the CPU", "copy": "the copy to the GPU", "device": device}
     limit, then, plain, ours = names[before.limit], names[after.limit], before.contestant, after.contestant
+    is_pack = source is not None and os.path.exists(os.path.join(source, FILE_NAME))
     dataset = "DATASET" if source is None else shell_quote(source)
     again = "feedrate speedtest" + ("" if source is None else f" {dataset}")
     doctor = "feedrate doctor -- python train.py"
@@ -331,6 +335,8 @@ def judge(
             f"The disk is the limit: it gives {rate} of files as they were found, and {device.rstrip(',')} "
             f"takes {facts.device.images_per_s:,.0f}; with all files in the page cache, {gain}."
         )
+        if is_pack:
+            return verdict, "Train from a copy on a local disk:", f"feedrate stage {dataset}"
         advice = "Pack the files, which are then read in large pieces, and train from a local disk:"
         return verdict, advice, f"feedrate pack {dataset} PACK && feedrate stage PACK"
     if is_clear and ratio > 1:
@@ -338,6 +344,8 @@ def judge(
         verdict = (
             f"With {plain} {limit} is the limit, and {waits}; {gain}, and {is_same} {then} is the limit."
         )
+        if is_pack:
+            return verdict, "It is packed already: load it with feedrate.Loader. In your own script:", doctor
         advice = "Pack the dataset once, and load it with feedrate.Loader:"
         return verdict, advice, f"feedrate pack {dataset} PACK"
     verdict = f"{limit[0].upper()}{limit[1:]} is the limit with both loaders: {waits}."

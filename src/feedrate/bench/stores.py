@@ -27,7 +27,7 @@ from feedrate.bench.process import Say
 from feedrate.bench.results import CopyTime
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import Figure
-from feedrate.files.atomic import explain_write_error, sync_file_system
+from feedrate.files.atomic import explain_write_error, sync_file_system, writing
 from feedrate.files.lock import lock_fd, locked_if_free
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import describe_storage, measure_room, try_to_reserve
@@ -42,7 +42,6 @@ _LOCK = "in-use.lock"
 _BLOCK_BYTES = 1 << 20
 _CHUNK_BYTES = 32 << 20  # written through to the disk at once, so that time runs with the bytes
 _CHUNK_FILES = 100
-_LEAST_BYTES = 16 << 20  # with less room nothing sensible is measured
 
 
 class Sizes(NamedTuple):
@@ -100,14 +99,13 @@ def choose_sizes(folder: Path, wanted: Sizes) -> Sizes:
     Raises:
         StorageError: there is too little room.
     """
-    storage, why = describe_storage(folder), ""
-    for by in (1, 4, 16, 64):
+    is_memory, why = describe_storage(folder).is_memory, ""
+    for by in (1, 4, 16):
         sizes = wanted.divided(by)
         # The large file and its copy are there at the same time; so are the small ones and theirs.
         needed = 2 * max(sizes.file_bytes, sizes.files * sizes.each_bytes)
-        if sizes.file_bytes < _LEAST_BYTES // 4:
-            break
-        why = _find_lack(folder, sizes, needed, is_memory=storage.is_memory)
+        with writing(folder / "files", needed):
+            why = _find_lack(folder, sizes, needed, is_memory=is_memory)
         if not why:
             return sizes
     raise StorageError(f"too little room at {folder}: {why}", hint="make room there, or name another folder")
@@ -167,15 +165,17 @@ def remove_leftovers(folder: Path, prefix: str, say: Say) -> None:
 
 @contextlib.contextmanager
 def _no_interrupt() -> Iterator[None]:
-    """Let a second Ctrl-C wait until the files are gone."""
+    """Pass over a second Ctrl-C until the files are gone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tuple[CopyTime, CopyTime]]:
@@ -185,7 +185,7 @@ def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tu
         StorageError: the disk said no.
     """
     sizes = store.sizes
-    try:
+    with writing(store.inside / "files"):
         say(f"{store.name}: one file of {format_bytes(sizes.file_bytes)}, written, copied, read")
         large = store.inside / "large"
         written = _write_large(large, sizes)
@@ -199,10 +199,6 @@ def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tu
         apart = measure_store(str(store.inside), files, seconds=sizes.read_s)
         shutil.rmtree(store.inside / "small")
         rate, create_s = measure_writes(str(store.inside), seconds=sizes.read_s / 2)
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise explain_write_error(error, store.inside / "files") from error
     speed = replace(_combine(whole, apart, sizes.each_bytes), write_bytes_per_s=rate, create_s=create_s)
     return replace(speed, path=str(store.folder)), (one, many)
 

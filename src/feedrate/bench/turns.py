@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ROUNDS = 2
 ALONE = 0.1  # of the time that is left, for the device alone and for each loader alone
-_LEAST_TURN = 0.05  # of all the time
+LEAST_TURN = 0.05  # of all the time
 _UNTIMED = 0.25  # of a turn, at most
 _LOOK_AT_GPU_EVERY_S = 0.2
 
@@ -113,7 +113,7 @@ class Contest:
                     budget.begin(f"training with {NAMES[kind]}, round {number + 1} of {ROUNDS}")
                     turns = 2 * (ROUNDS - number) - at
                     # A start that took long costs each turn some of its time, never all of it.
-                    seconds = max(budget.left / turns, _LEAST_TURN * budget.seconds)
+                    seconds = max(budget.left / turns, LEAST_TURN * budget.seconds)
                     self._train(kind, number, given, seconds, budget, gpu)
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):

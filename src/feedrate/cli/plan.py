@@ -15,6 +15,7 @@ recommended, with its commands. Every figure says whether it was measured, store
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedrate.cli.arguments import add_looking, add_model, choose_model, positive, whole_number
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
-from feedrate.errors import UsageError
+from feedrate.errors import NotFound, UsageError, suggest_path
 
 if TYPE_CHECKING:
     from feedrate.plan.results import Node, Plan, Survey
@@ -92,7 +93,11 @@ def _rank(
 
 
 def _take_dataset(arguments: argparse.Namespace) -> str:
-    """Return DATASET, which --what-if takes for one of its words where it stands behind them."""
+    """Return DATASET, which --what-if takes for one of its words where it stands behind them.
+
+    Raises:
+        UsageError, NotFound: what was typed does not go together, or is not there.
+    """
     words = [word for word in arguments.what_if if "=" not in word]
     if arguments.dataset is None and len(words) == 1:
         arguments.what_if.remove(words[0])
@@ -104,5 +109,7 @@ def _take_dataset(arguments: argparse.Namespace) -> str:
             "--what-if changes this machine, and --machines names others",
             hint="give one of the two; a line in the file says the same as --what-if",
         )
+    if arguments.scratch is not None and not os.path.isdir(arguments.scratch):
+        raise NotFound(f"there is no folder {arguments.scratch}", hint=suggest_path(arguments.scratch))
     dataset: str = arguments.dataset
     return dataset

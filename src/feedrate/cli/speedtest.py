@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import add_workers, number, positive
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt
-from feedrate.errors import SourceError, StorageError, need
+from feedrate.errors import SourceError, StorageError
 
 if TYPE_CHECKING:
     from feedrate.bench.results import Subset
@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
-    need("rich")
     from feedrate.bench.loader import require_torch
 
     require_torch("the speed test trains a model, so it")

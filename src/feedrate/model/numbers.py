@@ -146,8 +146,7 @@ def _read(path: Path) -> MachineNumbers:
 def _mark(value: Any, day: str) -> Any:
     """Return a result whose figures say that they were kept, and since when."""
     if isinstance(value, Figure):
-        note = f"{day}, {value.note}" if value.note else day
-        return replace(value, origin=ASSUMED if value.origin == ASSUMED else STORED, note=note)
+        return value if value.origin == ASSUMED else replace(value, origin=STORED, note=day)
     if isinstance(value, Mapping):
         return {name: _mark(one, day) for name, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):

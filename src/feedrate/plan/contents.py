@@ -30,13 +30,13 @@ from feedrate.loader.packs import open_pack
 from feedrate.machine.memory import measure_file_residency
 from feedrate.plan.folders import AT_ONCE, TreeCount, count_tree
 from feedrate.progress import Rejection
-from feedrate.remote.addresses import is_url
+from feedrate.remote.addresses import Place, explained, is_url, split_source
 from feedrate.source.bytes import Bytes
 from feedrate.source.detect import SourceKind, kind_by_name
 from feedrate.source.opening import find_files, is_pattern, open_reader
 from feedrate.source.record import ContainerValue, FileRange, Record, Value, describe_others
 from feedrate.source.values import UnusableValue
-from feedrate.units import format_count
+from feedrate.units import format_count, shell_quote
 
 _MOST_SIZES = 1500  # files that are asked for their size
 _MOST_CONTAINERS = 8  # that are looked through
@@ -61,7 +61,8 @@ class Sampled:
     Attributes:
         sizes: of samples that were drawn, in bytes; `is_all`: these are all that there are.
         total_bytes: of its files; None: of its samples.
-        timed: files (path, size) that tell how the file system answers; none where it is an address.
+        timed: files (path, size) that tell how the file system answers.
+        fetched: the same behind an address: (address of a folder, file in it, size).
         read: reads the contents of samples that were drawn, for so many seconds.
         resident: the share of `timed` in the page cache, before anything was read; None: unknown.
     """
@@ -82,6 +83,7 @@ class Sampled:
     resident: float | None
     has_images: bool = True
     notes: tuple[str, ...] = ()
+    fetched: Sequence[tuple[str, bytes, int]] = ()
 
 
 def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
@@ -93,7 +95,9 @@ def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
     Raises:
         FeedrateError: it is not there, is no dataset, or cannot be read.
     """
-    if is_url(dataset) or os.path.exists(os.path.join(dataset, FILE_NAME)):
+    if is_url(dataset) and not is_pattern(dataset):
+        return _sample_address(dataset, scratch, seconds)
+    if os.path.exists(os.path.join(dataset, FILE_NAME)):
         pack = open_pack(dataset)
         try:
             return _sample_pack(dataset, pack)
@@ -113,6 +117,39 @@ def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
     open_reader(dataset, scratch=scratch)  # says what is wrong with it, if anything is
     size_bytes = os.path.getsize(dataset) if os.path.exists(dataset) else 0
     return _sample_containers(dataset, [(dataset, size_bytes)], scratch, seconds)
+
+
+def _sample_address(address: str, scratch: str, seconds: float) -> Sampled:
+    """Look at a pack, or at containers, behind an address.
+
+    Raises:
+        SourceError: it is neither.
+    """
+    place = Place(address)
+    with explained(address):
+        try:
+            is_pack = place.find(FILE_NAME.encode(), suggest=False) is not None
+        except NotFound:
+            is_pack = False
+        if is_pack:
+            pack = open_pack(address)
+            try:
+                return _sample_pack(address, pack)
+            finally:
+                pack.close()
+        file = place.find()
+        inside = [] if file is not None else [one for _, one in place.list(b"") if one is not None]
+    files = [
+        (place.address(one.path), one.size_bytes) for one in inside if kind_by_name(one.path).is_container
+    ]
+    if file is None and not files:
+        raise SourceError(
+            f"{address} is no pack, and holds no tar, zip or other file of samples",
+            hint=f"of others, pack them and plan with the pack: feedrate pack {shell_quote(address)} PACK",
+        )
+    return _sample_containers(
+        address, files if file is None else [(address, file.size_bytes)], scratch, seconds
+    )
 
 
 def _sample_tree(root: str, tree: TreeCount) -> Sampled:
@@ -200,6 +237,8 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
     image = pack.manifest.field("image")
     field = "image" if image is not None else lengths[0].removesuffix(".length") if lengths else ""
     is_far = is_url(path) or any(shard.is_remote for shard in shards)
+    root = shards[0].folder if shards[0].is_remote else path
+    named = [(shard.name.encode(), shard.size_bytes) for shard in shards if shard.folder == shards[0].folder]
     good = np.flatnonzero(statuses == 0)
     drawn = np.random.default_rng().permutation(good)[:_MOST_SAMPLES]
     values: list[FileRange] = []
@@ -208,7 +247,7 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
         names = pack.texts(f"{field}.path", at)
         if is_far:
             where, ranges = pack.locate(at)[0], pack.ranges(field, some, at)
-            files = [os.path.join(shards[one].folder, shards[one].name) for one in where.tolist()]
+            files = [shards[one].name for one in where.tolist()]
         else:
             opened, ranges, _ = pack.find_values(field, some, at)
             files = [os.path.abspath(opened.paths[one]) for one in ranges.file.tolist()]
@@ -222,10 +261,11 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
         folders=Figure.exactly(1), sizes=sizes[good].tolist(), is_all=count == len(pack),
         total_bytes=Figure.exactly(sum(s.size_bytes for s in shards), note=note) if kind == "pack" else None,
         timed=timed, suffixes=Counter(file_suffix(value.path) for value in values),
-        read=partial(_read_values, path, values), list_s=Figure.exactly(0.0), is_partial=False,
+        read=partial(_read_values, root, values), list_s=Figure.exactly(0.0), is_partial=False,
         how=f"{format_count(len(shards), 'shard')}; the index rows of {len(sizes):,} samples read",
         resident=_find_resident(timed),
         has_images=image is not None and image.kind is Kind.IMAGE and image.coding is not Coding.RAW,
+        fetched=[(root, name, size) for name, size in named] if is_far else (),
     )  # fmt: skip
 
 
@@ -282,7 +322,9 @@ def _sample_containers(
     if not files:
         raise SourceError(f"no samples in {dataset}", hint="its files are empty, or cannot be read")
     began = time.monotonic()
-    resident = _find_resident([file for file in files if file[1]])
+    is_far = is_url(files[0][0])
+    timed = [] if is_far else [file for file in files if file[1]]
+    resident = _find_resident(timed)
     chosen = random.sample(list(files), min(len(files), _MOST_CONTAINERS))
     looked = [_look_through(path, size, scratch, seconds / len(chosen), len(chosen)) for path, size in chosen]
     total = sum(size for _, size in files)
@@ -302,11 +344,12 @@ def _sample_containers(
         folders=tree.folders if tree else Figure.exactly(1), sizes=sizes,
         is_all=is_whole and len(sizes) == samples.value,
         total_bytes=Figure.exactly(total) if kind.is_container else None,
-        timed=[file for file in files if file[1]], suffixes=Counter(one.suffix for one in contents),
+        timed=timed, suffixes=Counter(one.suffix for one in contents),
         read=lambda _: contents, list_s=Figure.within(took_s * max(total / walked, 1.0), 2.0, "measured"),
         is_partial=not is_whole, how=how if all(one.is_whole for one in looked) else f"{how}, not to the end",
         resident=resident, has_images=any(one.has_images for one in looked),
         notes=tuple(one.note for one in looked if one.note),
+        fetched=[(*split_source(address), size) for address, size in files] if is_far else (),
     )  # fmt: skip
 
 

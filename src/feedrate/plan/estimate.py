@@ -32,6 +32,7 @@ from feedrate.units import format_bytes, format_count, parse_bytes, shell_quote
 
 _TRAINING = Figure.within(PROCESS_BYTES, 1.5, ASSUMED, "torch, CUDA's context, pinned batches")
 _MOST_SIZES = 512  # files whose size is asked for
+_ENOUGH_COLD = 0.2  # of the bytes that were read: with fewer, a store was hardly seen
 _SAME = 1.03  # two epochs that differ by less are one answer
 Say = Callable[[str], None]
 Figures = dict[str, tuple[Figure, str]]
@@ -79,9 +80,10 @@ def estimate_copy(
     target = target or os.fspath(find_scratch() or "")
     if not target:
         raise UsageError("no scratch folder is known on this node", hint="name one: --to DIR")
-    for path in (folder, target):
+    for option, path in (("--from", folder), ("--to", target)):
         if not os.path.exists(path):
-            raise NotFound(f"there is no {path}", hint=suggest_path(path))
+            near = suggest_path(path)
+            raise NotFound(f"there is no {path}", hint=near or f"name a folder that is there: {option} DIR")
     say(f"looking at {folder}")
     found = _look_at_files(folder, seconds / 2)
     speed = _find_speed(folder, found, numbers, seconds / 2)
@@ -95,9 +97,9 @@ def estimate_copy(
         question=f"copying {what}{'' if size is None else f' from {folder}'} to {target}",
         answers=answers,
         unit="s",
-        figures={**_name_load(size, files, found), **_name_speed(folder, speed),
+        figures={**_name_load(size, files, found), **_name_speed(speed),
                  f"writing to {target}": (write, "bytes/s"), f"a new file in {target}": (create, "s")},
-        notes=() if numbers is None else note_age(numbers),
+        notes=(*_note_memory(folder, speed), *(() if numbers is None else note_age(numbers))),
         commands=() if size is not None
         else (f"feedrate stage {shell_quote(what)} --scratch {shell_quote(target)}",),
     )  # fmt: skip
@@ -168,7 +170,16 @@ def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple
     if stored is not None and stored.write_bytes_per_s is not None and stored.create_s is not None:
         return stored.write_bytes_per_s, stored.create_s
     say(f"writing a trial file to {folder}")
-    return measure_writes(folder)
+    try:
+        return measure_writes(folder)
+    except StorageError as error:
+        raise StorageError(error.message, hint="name a folder that you may write to: --to DIR") from error
+
+
+def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:
+    if speed.cold_share is None or speed.cold_share >= _ENOUGH_COLD:
+        return ()
+    return (f"most of what was read in {folder} was in memory already: from the disk it may be slower",)
 
 
 def _list_loads(
@@ -196,14 +207,14 @@ def _name_load(size: int | None, files: int | None, found: _Files) -> Figures:
     return {"files": (found.files, ""), "a file": (found.mean_bytes, "bytes")}
 
 
-def _name_speed(folder: str, speed: StoreSpeed) -> Figures:
+def _name_speed(speed: StoreSpeed) -> Figures:
     asking: Figures = {} if speed.stat_s is None else {"asking a file for its size": (speed.stat_s, "s")}
     return {
-        f"opening a file of {folder}": (speed.file_s, "s"),
+        "opening a file": (speed.file_s, "s"),
         f"opening {speed.streams} at a time": (speed.files_per_s, "files/s"),
         **asking,
-        f"reading {folder}, one stream": (speed.stream_bytes_per_s, "bytes/s"),
-        f"reading {folder}, {speed.streams} streams": (speed.total_bytes_per_s, "bytes/s"),
+        "reading, one stream": (speed.stream_bytes_per_s, "bytes/s"),
+        f"reading, {speed.streams} streams": (speed.total_bytes_per_s, "bytes/s"),
     }
 
 
@@ -239,7 +250,7 @@ def estimate_epoch(
     figures |= {"cores": (node.cores, "")}
     figures |= {f"{model or 'the model'} trains on": (rate, "images/s")} if rate else {}
     return Estimate(
-        f"an epoch of {dataset}", answers, "s", {**figures, **_name_speed("it", survey.source)}, plan.notes
+        f"an epoch of {dataset}", answers, "s", {**figures, **_name_speed(survey.source)}, plan.notes
     )
 
 
@@ -273,7 +284,7 @@ def estimate_pack(
         "packing a sample, a core": (survey.pack_s, "s"),
         "listing all of it": (survey.list_s, "s"),
         "cores": (plan.node.cores, ""),
-        **_name_speed("it", survey.source),
+        **_name_speed(survey.source),
     }
     notes = (way.why_not,) if way.why_not else ()
     return Estimate(

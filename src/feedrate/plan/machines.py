@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--machines lab.toml`: the kinds of node that a lab has, ranked for one dataset.
+"""`--machines lab.toml`: the kinds of node that a lab has, ranked for one dataset; and jobs on several nodes.
 
 A kind of node is a change as `--what-if` has them (what_if.py), applied to a node of which nothing is known.
 """
@@ -17,8 +17,10 @@ from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, need, suggest_path
 from feedrate.figures import GIVEN, Figure
+from feedrate.model.scale import DEFAULT_SHARD_BYTES, at_scale
 from feedrate.plan.results import Node, Plan, Ranking, Survey
 from feedrate.plan.what_if import KEYS, WhatIf, read_changes
+from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 _MOST_BYTES = 1_000_000
 _MOST_COUNTS = 16
@@ -163,7 +165,7 @@ def rank_machines(
         if node is not None:
             # Its page cache is not this one's.
             cold = replace(changed, resident=0.0)
-            plans += [plan(cold, _count(node, kind, count)) for count in kind.counts]
+            plans += [plan(cold, replace(node, nodes=count)) for count in kind.counts]
     if not plans:
         raise UsageError(
             f"{os.fspath(path)}: no kind of node is left. {'. '.join(left_out)}",
@@ -194,11 +196,6 @@ def _make_node(
     return changed, node
 
 
-def _count(node: Node, kind: Kind, count: int) -> Node:
-    name = kind.name if kind.counts == (1,) else f"{count} x {kind.name}"
-    return replace(node, name=name, nodes=count)
-
-
 def _order(plan: Plan) -> tuple[float, int, int, float]:
     seconds = take_time(plan)
     gpus = plan.node.gpus * plan.node.nodes
@@ -209,3 +206,40 @@ def take_time(plan: Plan) -> float:
     """Return how long the recommended way takes; where nothing is worth doing, reading in place."""
     chosen = next((way for way in plan.ways if way.code == plan.recommended), plan.ways[0])
     return chosen.total_s.value
+
+
+def describe_scale(survey: Survey, node: Node, batch_size: int) -> list[str]:
+    """Return what several nodes are to one dataset, in sentences; of one node there is nothing to say."""
+    if node.nodes == 1:
+        return []
+    source, scratch = survey.source, node.scratch
+    written = None if scratch is None else scratch.write_bytes_per_s
+    scale = at_scale(
+        samples=survey.samples.value,
+        size_bytes=survey.total_bytes.value,
+        nodes=node.nodes,
+        gpus=node.gpus,
+        node_bytes_per_s=source.total_bytes_per_s.value,
+        store_bytes_per_s=None if source.shared_bytes_per_s is None else source.shared_bytes_per_s.value,
+        write_bytes_per_s=math.inf if written is None else written.value,
+        batch_size=batch_size,
+    )
+    each, together = format_bytes(scale.node_bytes_per_s), format_bytes(scale.source_bytes_per_s)
+    reading = f"{scale.nodes:,} nodes read {each}/s each, {together}/s together"
+    if source.shared_bytes_per_s is None:
+        reading += ": what the source gives all is taken to be what one node gets; total=20GB/s would say it"
+    said = [reading]
+    if scratch is not None:
+        waves = f" ({scale.waves:,} waves of {format_count(scale.served, 'node')})" if scale.waves > 1 else ""
+        said.append(
+            f"a copy of everything on each node takes {format_seconds(scale.stage_s)}{waves}, a part on each "
+            f"{format_seconds(scale.slice_s)}; the order is shuffled over the whole dataset, so a part holds "
+            f"{format_percent(scale.local_share)} of what its node reads"
+        )
+    ending = f"an epoch is {format_count(scale.steps, 'step')} of {batch_size:,} samples per rank"
+    if scale.shards > 1:
+        option = "" if scale.shard_bytes == DEFAULT_SHARD_BYTES else " (feedrate pack --shard-size)"
+        ending += (
+            f"; {scale.shards:,} shards of {format_bytes(scale.shard_bytes)} suit so many readers{option}"
+        )
+    return [*said, ending]

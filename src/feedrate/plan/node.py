@@ -129,7 +129,7 @@ def _find_scratch_speed(
 ) -> StoreSpeed:
     stored = None if numbers is None else find_store(numbers, folder)
     if stored is not None and stored.write_bytes_per_s is not None:
-        return stored
+        return replace(stored, path=folder)
     say(f"measuring {folder}")
     write, create = measure_writes(folder)
     try:

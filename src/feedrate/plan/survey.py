@@ -7,30 +7,38 @@ file system answers, then what samples cost.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import random
 import statistics
+import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple
 
 from feedrate import kernel
-from feedrate.errors import SourceError
-from feedrate.figures import Figure, combine
+from feedrate.errors import SourceError, StorageError
+from feedrate.figures import MEASURED, Figure, combine
+from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.results import StoreSpeed
 from feedrate.machine.store import call_patiently, measure_store
 from feedrate.plan.contents import Content, Sampled, sample_dataset
+from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
 from feedrate.plan.trial import find_missing, measure_costs, measure_waiting
+from feedrate.remote.addresses import Place, is_url
 from feedrate.units import format_count
 
 # Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
 _COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
 _HANG_S = 15.0
+_SMALL_BYTES, _LARGE_BYTES = 16 << 10, 4 << 20  # of a request
 _CHANNELS = 3  # loaders convert to RGB
 _FORMATS = {".jpg": "jpeg", ".tif": "tiff"}
 
@@ -46,6 +54,8 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
     """
     began = time.monotonic()
     say("counting samples")
+    if not is_url(dataset):
+        _check_answers(dataset)
     with tempfile.TemporaryDirectory(prefix="feedrate-plan-") as scratch:
         sampled = call_patiently(
             dataset,
@@ -53,7 +63,10 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
             _COUNTING * seconds + _HANG_S,
         )
         say("measuring how the source answers")
-        source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
+        if sampled.fetched:
+            source = _measure_address(dataset, sampled.fetched, _STORE * seconds)
+        else:
+            source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
     waiting = None
@@ -61,6 +74,19 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
         read = len(contents)
         waiting = call_patiently(dataset, lambda: measure_waiting([path for path, _ in sampled.timed[read:]]))
     return _describe(dataset, sampled, source, contents, waiting, began, say)
+
+
+def _check_answers(path: str) -> None:
+    """Let another process ask for it first: one that waits for a FUSE server's answer cannot even be killed.
+
+    Raises:
+        StorageError: there is no answer.
+    """
+    with contextlib.suppress(FileNotFoundError):  # no such program, on other systems
+        asking = subprocess.Popen(
+            ["stat", "-L", "--", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        call_patiently(path, asking.wait, _HANG_S)
 
 
 def _describe(
@@ -120,6 +146,38 @@ def _describe(
         cached_s=costs.cached_s,
         notes=tuple(notes),
     )
+
+
+def _measure_address(dataset: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:
+    """Return how what is behind an address answers: a request is to it what opening a file is to a disk."""
+
+    def fetch(most_bytes: int) -> tuple[int, float]:
+        root, name, size_bytes = random.choice(files)
+        length = min(most_bytes, size_bytes)
+        began = time.perf_counter()
+        got = Place(root).read(name, random.randint(0, size_bytes - length), length)
+        return len(got), time.perf_counter() - began
+
+    fetch(_SMALL_BYTES)  # connects
+    small = list(map_in_time(fetch, repeat(_SMALL_BYTES), threads=1, seconds=0.3 * seconds))
+    large = list(map_in_time(fetch, repeat(_LARGE_BYTES), threads=1, seconds=0.3 * seconds))
+    began = time.perf_counter()
+    many = list(map_in_time(fetch, repeat(_SMALL_BYTES), threads=AT_ONCE, seconds=0.2 * seconds))
+    many_s, began = time.perf_counter() - began, time.perf_counter()
+    wide = list(map_in_time(fetch, repeat(_LARGE_BYTES // 4), threads=AT_ONCE, seconds=0.2 * seconds))
+    wide_s = time.perf_counter() - began
+    if not (small and large and many and wide):
+        raise StorageError(f"{dataset} did not answer in time", hint="is the server there?")
+    request_s = Figure.of_mean([took for _, took in small], format_count(len(small), "request"))
+    rate = sum(size for size, _ in large) / max(sum(took - request_s.value for _, took in large), 1e-6)
+    together = Figure.within(sum(size for size, _ in wide) / wide_s, 1.3, MEASURED, f"{AT_ONCE} at a time")
+    stream = Figure.within(max(rate, together.value / AT_ONCE), 1.3, MEASURED)
+    return StoreSpeed(
+        path=dataset, kind=dataset.partition(":")[0], file_s=request_s, list_s=None, folder_s=None,
+        read_s=request_s, stream_bytes_per_s=stream, total_bytes_per_s=together,
+        files_per_s=Figure.within(len(many) / many_s, 1.3, MEASURED, f"{AT_ONCE} at a time"), streams=AT_ONCE,
+        keeps_pages=False, cold_share=1.0,
+    )  # fmt: skip
 
 
 class _Looked(NamedTuple):

@@ -41,7 +41,7 @@ _CACHED = 48  # images that are decoded whole
 _WAITING_S, _MOST_WAITS, _RESIDENT = 1.5, 120, 0.02
 _TIMEOUT_S = 60.0
 _LEAST_ERROR = 0.04  # of a time: from one measurement to the next
-_CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(sys.argv[1], int(sys.argv[2]))"
+_CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def _read_queued_s() -> float:
 def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | None, float, str]:
     """Return the CPU time of an image, and what all cores give by what one gives."""
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _CHILD, folder, str(cores)]
+    command = [sys.executable, "-c", _CHILD, folder, *map(str, (cores, _ALONE_S, _TOGETHER_S))]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=environ
@@ -259,8 +259,8 @@ def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | Non
     return figure, cores / max(slower, 1.0), ""
 
 
-def try_pillow(folder: str, cores: int) -> None:
-    """Print the CPU times of images by their numbers: in one process, then in one per core at once.
+def try_pillow(folder: str, cores: str, alone_s: str, together_s: str) -> None:
+    """Print the CPU times of images by their names: in one process, then in one per core at once.
 
     Called in a process of its own, which has no threads when it forks.
     """
@@ -271,17 +271,19 @@ def try_pillow(folder: str, cores: int) -> None:
     random.shuffle(names)
     for name in names[:_WARM_UP]:
         _decode(files[name])
-    alone = _decode_for(files, names, _ALONE_S)
+    alone = _decode_for(files, names, float(alone_s))
     together: dict[str, list[float]] = {}
     tried = [name for name in names if name in alone]
-    if cores > 1 and tried:
-        for times in _fork(files, tried, cores):
+    if int(cores) > 1 and tried:
+        for times in _fork(files, tried, int(cores), float(together_s)):
             for name, some in times.items():
                 together.setdefault(name, []).extend(some)
     os.write(1, json.dumps([alone, together]).encode())  # to the pipe of who called
 
 
-def _fork(files: dict[str, bytes], names: list[str], cores: int) -> Iterator[dict[str, list[float]]]:
+def _fork(
+    files: dict[str, bytes], names: list[str], cores: int, seconds: float
+) -> Iterator[dict[str, list[float]]]:
     """Decode in `cores` processes at once, each in another order."""
     pipes = []
     for number in range(cores):
@@ -289,7 +291,7 @@ def _fork(files: dict[str, bytes], names: list[str], cores: int) -> Iterator[dic
         if not os.fork():
             try:
                 at = number * len(names) // cores
-                found = _decode_for(files, names[at:] + names[:at], _TOGETHER_S)
+                found = _decode_for(files, names[at:] + names[:at], seconds)
                 with open(writing, "w") as pipe:
                     json.dump(found, pipe)
             finally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from feedrate.figures import MEASURED, Figure, combine_all
 from feedrate.model.ways import count_epochs_to_pay
+from feedrate.plan.machines import describe_scale
 from feedrate.plan.outcome import Case, collect_figures
 from feedrate.plan.recipes import (
     IN_PLACE,
@@ -66,7 +67,8 @@ def make_plan(
         for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
     )
     recommended, reason = recommend(ways, epochs)
-    said = [*survey.notes, *node.notes, *notes, *_note_no_rate(node), *_note_resize(ways, recommended)]
+    of_node = [*node.notes, *describe_scale(survey, node, batch_size), *_note_no_rate(node)]
+    said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
     return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
 
 
@@ -78,7 +80,7 @@ def _describe(
     rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
     return Way(
         code=recipe.code,
-        name=recipe.name + (f": {outcome.workers}" if recipe.code == "workers" else ""),
+        name=recipe.name + (f" ({outcome.workers})" if recipe.code == "workers" else ""),
         before_s=before,
         first_epoch_s=first,
         later_epoch_s=later,
@@ -126,5 +128,8 @@ def _note_resize(ways: Sequence[Way], recommended: str) -> list[str]:
 
 
 def _note_no_rate(node: Node) -> list[str]:
-    text = "no model rate is known, so times are what loading alone takes; give --model or --model-rate"
-    return [text] if node.model_rate is None else []
+    if node.model_rate is not None:
+        return []
+    what = f"how fast {node.model} trains here" if node.model else "how fast the model trains"
+    how = "give --model-rate" + (", or measure it: feedrate bench machine" if node.model else "")
+    return [f"{what} is not known, so times are what loading alone takes; {how}"]

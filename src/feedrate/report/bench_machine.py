@@ -194,6 +194,7 @@ def _list_notes(result: MachineResult, other: MachineResult | None) -> list[str]
         ]
         if missing:
             notes.append(f"only the other has: {'; '.join(missing)}")
+        if set(result.numbers.stores) != set(other.numbers.stores):
             notes.append("stores are compared by name: --store NAME=DIR gives them one")
     return [*notes, f"took {format_seconds(result.took_s)}"]
 

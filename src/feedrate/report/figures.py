@@ -49,7 +49,8 @@ def say_value(value: float, unit: str) -> str:
         return format_bytes(value) + unit.removeprefix("bytes")
     if unit.endswith("/s"):
         return format_rate(value, unit.removesuffix("/s"))
-    return f"{format_number(value if abs(value) < 10 else round(value))} {unit}".rstrip()
+    number = format_number(value if abs(value) < 10 else round(value))
+    return f"{number} {unit.removesuffix('s') if number == '1' else unit}".rstrip()
 
 
 def say_figure(figure: Figure | None, unit: str) -> str:
@@ -109,5 +110,5 @@ def draw_estimate(estimate: Estimate, width: int | None = None) -> str:
 
 def _say_answer(figure: Figure, unit: str) -> str:
     bounds = say_bounds(figure, unit)
-    rests = f", {figure.origin}" if figure.origin in (STORED, ASSUMED) else ""
+    rests = f", from figures that are {figure.origin}" if figure.origin in (STORED, ASSUMED) else ""
     return say_value(figure.value, unit) + (f" ({bounds})" if bounds else "") + rests

@@ -41,13 +41,17 @@ def draw_plan(plan: Plan, width: int | None = None) -> str:
 
 
 def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
-    head = _lay_facts(describe_survey(ranking.survey), width)
+    facts = describe_survey(ranking.survey)
+    source = ranking.plans[0].survey.source if ranking.plans else ranking.survey.source
+    if source != ranking.survey.source:
+        facts.append(("as given", describe_store(source)))
+    head = _lay_facts(facts, width)
     title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
     nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
     lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(ranking))]
     notes = list(ranking.notes)
     for best in ranking.plans[:1]:
-        lines += ["", f"On {best.node.name}:", *_recommend(best)]
+        lines += ["", f"On {name_node(best.node)}:", *_recommend(best)]
         notes += best.notes
     return head + nodes + lay_out([*lines, *_list_notes(notes)], width)
 
@@ -136,6 +140,10 @@ def _describe_scratch(node: Node) -> str:
     return f"{describe_store(node.scratch)}{free}"
 
 
+def name_node(node: Node) -> str:
+    return f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name
+
+
 def find_way(plan: Plan) -> Way | None:
     """Return the way to take: the recommended one, or as it is."""
     named = [one for one in plan.ways if one.code == plan.recommended]
@@ -163,7 +171,7 @@ def list_unfit(plan: Plan) -> dict[str, str]:
 def say_pays(way: Way, plan: Plan) -> str:
     if plan.ways and way is plan.ways[0]:
         return "-"  # it is what the others are held against
-    if not is_number(way.pays_after) or way.pays_after > 1e6:
+    if not is_number(way.pays_after) or way.pays_after > 9_999:
         return "never"
     return f"epoch {format_number(max(1, math.ceil(way.pays_after)))}"
 
@@ -194,8 +202,8 @@ def _short_bytes(figure: Figure) -> str:
 def _short_hours(figure: Figure) -> str:
     if not is_number(figure.value):
         return "unknown"
-    hours = figure.value if abs(figure.value) < 10 else round(figure.value)
-    return f"{format_number(round(hours, 1))}{mark(figure)}" if hours else "-"
+    hours = round(figure.value, 1 if abs(figure.value) < 10 else 0)
+    return f"{format_number(hours)}{mark(figure)}" if hours else "-"
 
 
 def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
@@ -212,17 +220,21 @@ def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
 
 
 def _draw_nodes(plans: Sequence[Plan], width: int | None) -> list[Line]:
-    heads = [("", "GPUs"), ("", "cores"), ("", "memory"), ("", "before"), ("later", "epochs"),
-             ("", "whole run"), ("", "limit")]  # fmt: skip
+    heads = [("GPUs", "in all"), ("cores", "a node"), ("memory", "a node"), ("", "before"),
+             ("later", "epochs"), ("", "whole run"), ("", "limit")]  # fmt: skip
     names, cells = ["node, and way"], []
     for plan in plans:
         way, node = find_way(plan), plan.node
-        count = f"{node.nodes:,} x " if node.nodes > 1 else ""
-        names.append(f"{count}{node.name}: {way.name if way else 'no way fits'}")
+        names.append(f"{name_node(node)}: {way.name if way else 'no way fits'}")
         times = [short_time(way.before_s, has_spread=False), short_time(way.later_epoch_s, has_spread=False),
                  short_time(way.total_s), way.limit] if way else [""] * 4  # fmt: skip
         cells.append(
-            [f"{node.gpus:,}", f"{node.cores.value:,.0f}", format_bytes(node.memory_bytes.value), *times]
+            [
+                f"{node.gpus * node.nodes:,}",
+                f"{node.cores.value:,.0f}",
+                format_bytes(node.memory_bytes.value),
+                *times,
+            ]
         )
     return _lay_table(names, [heads, *cells], [False] * len(plans), width)
 

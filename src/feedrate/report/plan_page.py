@@ -11,7 +11,7 @@ from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
 from feedrate.report.doctor_charts import draw_key
 from feedrate.report.figures import TIE, describe_origin, format_spread, say_bounds, say_value, short_time
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
-from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit
+from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit, name_node
 from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
 
 _STYLE = """
@@ -69,9 +69,10 @@ def draw_plan_page(plan: Plan) -> str:
 def draw_ranking_page(ranking: Ranking) -> str:
     """Return the page of `--machines` as HTML."""
     found = [(plan, way) for plan in ranking.plans if (way := find_way(plan)) is not None]
-    bars = [(f"{plan.node.name}: {way.name}", way, plan is ranking.plans[0]) for plan, way in found]
+    bars = [(f"{name_node(plan.node)}: {way.name}", way, plan is ranking.plans[0]) for plan, way in found]
     plans = "".join(
-        f"<article><h3>{show(plan.node.name)}: {show(way.name)}</h3><p>{show_sentence(plan.reason)}.</p>"
+        f"<article><h3>{show(name_node(plan.node))}: {show(way.name)}</h3>"
+        f"<p>{show_sentence(plan.reason)}.</p>"
         f"{_draw_commands(way)}{_draw_node(plan.node)}</article>"
         for plan, way in found
     )
@@ -218,7 +219,11 @@ def _draw_node(node: Node) -> str:
         ("free on scratch", node.scratch_free_bytes, "bytes"),
         *(_list_store("scratch", node.scratch) if node.scratch else ()),
     ]  # fmt: skip
-    said = {"node": node.name, "GPUs": describe_gpus(node).replace(TIE, " "), "memory by": node.memory_origin}
+    said = {
+        "node": name_node(node),
+        "GPUs": describe_gpus(node).replace(TIE, " "),
+        "memory by": node.memory_origin,
+    }
     return _draw_said(said | {"scratch": node.scratch_path}) + _draw_figures(rows)
 
 

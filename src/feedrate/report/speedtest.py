@@ -1,42 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of `feedrate speedtest` as tables and words, which rich prints."""
+"""The result of `feedrate speedtest` as words and a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from feedrate.bench.results import SpeedStanding, SpeedtestResult
-from feedrate.report.bench import make_report, make_table
-from feedrate.report.lines import lay_out
+from feedrate.report.lines import Command, Line, lay_out
 from feedrate.units import format_bytes, format_count, format_percent, format_ratio, format_seconds
 
-if TYPE_CHECKING:
-    from rich.console import Group
+
+def draw_speedtest(result: SpeedtestResult, width: int | None = None) -> str:
+    loading = [*_list_loading(result.before), *_list_loading(result.after)]
+    notes = [f"note: {note}" for note in result.notes]
+    end = ["", result.verdict, result.advice, Command(f"  {result.command}")]
+    return lay_out([*_head(result), *notes, "", *_list_rows(result), "", *loading, *end], width)
 
 
-def draw_speedtest(result: SpeedtestResult, width: int | None = None) -> Group:
-    from rich.text import Text
+def _list_rows(result: SpeedtestResult) -> list[Line]:
+    def row(name: str, draw: Callable[[SpeedStanding], str], ratio: str = "") -> tuple[str, ...]:
+        return name, draw(result.before), draw(result.after), ratio
 
-    before, after = result.before, result.after
-    table = make_table("", before.contestant, after.contestant, "ratio")
-    table.add_row("images/s trained", *_each(result, _rate), format_ratio(result.ratio), style="bold")
-    table.add_row("images/s, loader alone", *_each(result, lambda one: _number(one.alone_images_per_s)))
-    table.add_row("waiting for data", *_each(result, lambda one: format_percent(one.wait_share)))
-    table.add_row("copy to the device", *_each(result, lambda one: _copy(one, result)))
-    table.add_row("computing", *_each(result, lambda one: format_percent(one.compute_share)))
-    table.add_row("CPU time in total", *_each(result, lambda one: format_seconds(one.cpu_s)))
-    table.add_row("device time in total", *_each(result, lambda one: format_seconds(one.device_s)))
-    table.add_row("images in that time", *_each(result, lambda one: f"{one.images:,}"))
-    if after.utilisation is not None:
-        table.add_row("GPU utilisation", *_each(result, lambda one: _percent(one.utilisation)))
-    if after.power_w is not None:
-        table.add_row("GPU power", *_each(result, lambda one: _watts(one.power_w)))
-    lines = [*_list_loading(before), *_list_loading(after)]
-    head = lay_out([*_head(result), *(f"note: {note}" for note in result.notes)], width)
-    tail = lay_out([*lines, "", result.verdict], width)
-    advice = lay_out([result.advice, f"  {result.command}"], None)
-    return make_report(head.rstrip("\n"), table, Text(tail.rstrip("\n")), advice.rstrip("\n"))
+    rows = [
+        row("", lambda one: one.contestant, "ratio"),
+        row("images/s trained", _rate, format_ratio(result.ratio)),
+        row("images/s, loader alone", lambda one: _number(one.alone_images_per_s)),
+        row("waiting for data", lambda one: format_percent(one.wait_share)),
+        row("copy to the device", lambda one: _copy(one, result)),
+        row("computing", lambda one: format_percent(one.compute_share)),
+        row("CPU time in total", lambda one: format_seconds(one.cpu_s)),
+        row("device time in total", lambda one: format_seconds(one.device_s)),
+        row("images in that time", lambda one: f"{one.images:,}"),
+    ]
+    if result.after.utilisation is not None:
+        rows.append(row("GPU utilisation", lambda one: _percent(one.utilisation)))
+    if result.after.power_w is not None:
+        rows.append(row("GPU power", lambda one: _watts(one.power_w)))
+    return [*rows]
 
 
 def _head(result: SpeedtestResult) -> list[tuple[str, str]]:
@@ -58,7 +58,7 @@ def _head(result: SpeedtestResult) -> list[tuple[str, str]]:
         cached = "" if share is None else f", {format_percent(share)} in the page cache"
         rate, readers = _number(subset.read_images_per_s), format_count(subset.readers, "reader")
         rows.append(("storage", f"{rate} images/s to {readers}, files as they were found{cached}"))
-    return rows
+    return [*rows, ("measured", f"just now, all of it, in {format_seconds(result.seconds)}")]
 
 
 def _say_source(result: SpeedtestResult) -> str:
@@ -69,10 +69,6 @@ def _say_source(result: SpeedtestResult) -> str:
         return f"all of {result.source}"
     of = "" if subset.is_whole_listing else " that could be listed in time"
     return f"drawn from the {subset.listed:,} images of {result.source}{of}"
-
-
-def _each(result: SpeedtestResult, draw: Callable[[SpeedStanding], str]) -> tuple[str, str]:
-    return draw(result.before), draw(result.after)
 
 
 def _rate(one: SpeedStanding) -> str:
