@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from feedrate.errors import StorageError
-from feedrate.figures import ASSUMED, Figure
+from feedrate.figures import ASSUMED, Figure, combine
 from feedrate.machine.disk import describe_storage, measure_scratch
 from feedrate.machine.memory import measure_open_residency
 from feedrate.machine.results import StoreSpeed
@@ -168,8 +168,8 @@ class _Measurement:
 
     def run(self) -> StoreSpeed:
         storage = describe_storage(self._folder)
-        first, opened, together, inside = self._deal()
-        stat_s = self._ask_sizes(together)
+        first, opened, together, inside, asked = self._deal()
+        stat_s = self._ask_sizes(asked)
         once, again = self._read_one_by_one(first)
         readings = [reading for reading in once if reading.is_cold]
         self._has_cold = bool(readings)
@@ -193,6 +193,10 @@ class _Measurement:
         known = [(r.size_bytes, r.resident) for r in once if r.resident is not None]
         known_bytes = sum(size for size, _ in known)
         warm = _fit(again) if again else None
+        if warm and stat_s and (storage.is_network or storage.is_fuse):
+            # A name that was asked for just now is known for some seconds, and by the next epoch forgotten.
+            asking = {"file": warm[0], "asking": stat_s}
+            warm = combine(lambda file, asking: file + asking, asking), warm[1]
         note = self._describe(readings, storage.is_virtual_disk)
         return StoreSpeed(
             path=self._folder,
@@ -225,7 +229,7 @@ class _Measurement:
         return Figure.of_mean(times[1:], format_count(len(times) - 1, "file")) if len(times) > 2 else None
 
     def _deal(self) -> list[list[tuple[str, int]]]:
-        files, parts = self._files, 4
+        files, parts = self._files, 5
         if len(files) >= parts * self._streams:
             return [files[part::parts] for part in range(parts)]
         return [files] * parts  # few: of the large ones, each part reads another range
@@ -395,10 +399,11 @@ class _Measurement:
         times: list[float] = []
         buffer = bytearray(_READ_BYTES)
         deadline = time.perf_counter() + _INSIDE * self._seconds
-        for path, size in files:
+        for path, _ in files:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
+                    size = os.fstat(descriptor).st_size
                     start = _find_inside(size)
                     resident = measure_open_residency(descriptor, path, start, size)
                     if self._has_cold and resident is not None and resident > _IN_MEMORY:
@@ -467,8 +472,9 @@ def _find_inside(size_bytes: int) -> int:
 def _pick_offsets(size_bytes: int, count: int) -> list[int]:
     if size_bytes < _LARGE_BYTES:
         return [0]
-    first, last = -(-_find_inside(size_bytes) // _READ_BYTES), size_bytes // _READ_BYTES
-    return [random.randrange(first, last) * _READ_BYTES for _ in range(count)]
+    blocks = range(-(-_find_inside(size_bytes) // _READ_BYTES), size_bytes // _READ_BYTES)
+    # Each once: what was read before is in memory.
+    return [block * _READ_BYTES for block in random.sample(blocks, min(count, len(blocks)))]
 
 
 def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:

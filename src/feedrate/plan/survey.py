@@ -69,10 +69,7 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
             source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
-    waiting = None
-    if sampled.kind == "folders":
-        read = len(contents)
-        waiting = call_patiently(dataset, lambda: measure_waiting([path for path, _ in sampled.timed[read:]]))
+    waiting = call_patiently(dataset, lambda: measure_waiting(sampled.waited)) if sampled.waited else None
     return _describe(dataset, sampled, source, contents, waiting, began, say)
 
 
