@@ -9,6 +9,7 @@ from feedrate.errors import UsageError
 from feedrate.units import (
     format_bytes,
     format_count,
+    format_duration,
     format_percent,
     format_rate,
     format_ratio,
@@ -28,11 +29,19 @@ from feedrate.units import (
         ("1.5 GiB", 3 * 2**29),
         ("2k", 2000),
         ("1tb", 10**12),
+        ("2PB", 2 * 10**15),
+        ("1p", 10**15),
         ("7 B", 7),
+        ("1.5P", 1_500_000_000_000_000),
     ],
 )
 def test_sizes_are_read_in_the_ways_people_write_them(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
+
+
+def test_a_size_that_no_number_holds_is_refused() -> None:
+    with pytest.raises(UsageError, match="400 digits"):
+        parse_bytes("9" * 400)
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "1XB", "1.2.3GB", "twelve"])
@@ -53,7 +62,14 @@ def test_a_printed_size_reads_back_to_within_its_three_digits(size_bytes: int) -
 
 @pytest.mark.parametrize(
     ("size_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (999_600, "1.00 MB"), (109_576, "110 KB"), (2.4e9, "2.40 GB")],
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999_600, "1.00 MB"),
+        (109_576, "110 KB"),
+        (2.4e9, "2.40 GB"),
+        (1e15, "1.00 PB"),
+    ],
 )
 def test_sizes_print_with_three_digits(size_bytes: float, text: str) -> None:
     assert format_bytes(size_bytes) == text
@@ -68,10 +84,23 @@ def test_sizes_print_with_three_digits(size_bytes: float, text: str) -> None:
         (61.4, "61.4 s"),
         (125, "2 min 05 s"),
         (7260, "2 h 01 min"),
+        (171_000, "47 h 30 min"),
+        (360_000, "4 days 04 h"),
+        (200 * 86400, "200 days"),
+        (3.2e11, "10,140 years"),
     ],
 )
 def test_durations_print_in_the_unit_people_expect(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.25, "250ms"), (42.06, "42.1s"), (250, "4m10s"), (3599.6, "1h00m"), (3900, "1h05m"),
+     (172_799, "2d00h"), (360_000, "4d04h"), (1e7, "116d"), (3.2e11, "10,140y"), (1e30, "3.2e+22y")],
+)  # fmt: skip
+def test_durations_in_tables_are_short(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
 
 
 def test_counts_rates_and_ratios_print_plainly() -> None:

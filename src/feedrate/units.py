@@ -20,8 +20,8 @@ def printable(path: bytes) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-_BYTE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-               "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+_BYTE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15,
+               "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "PIB": 2**50}  # fmt: skip
 
 
 def parse_bytes(text: str) -> int:
@@ -32,11 +32,14 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     unit = (match.group(2).upper() or "B") if match else ""
-    if unit in ("K", "M", "G", "T"):
+    if unit in ("K", "M", "G", "T", "P"):
         unit += "B"
     if match is None or unit not in _BYTE_UNITS:
         raise UsageError(f"'{text}' is not a size", hint="write it like 256MB, 1.5GB or 512MiB")
-    size_bytes = int(float(match.group(1)) * _BYTE_UNITS[unit])
+    size = float(match.group(1)) * _BYTE_UNITS[unit]
+    if not math.isfinite(size):
+        raise UsageError(f"a size of {len(match.group(1))} digits is no size", hint="write it like 256MB")
+    size_bytes = int(size)
     if size_bytes < 1:
         raise UsageError(f"a size must be at least 1 byte, got '{text}'")
     return size_bytes
@@ -76,7 +79,7 @@ def parse_rate(text: str) -> int:
 
 
 def format_bytes(size_bytes: float) -> str:
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+    for unit, factor in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         # 999.5 KB would print as '1000 KB': step up a unit just before.
         if abs(size_bytes) >= factor * 0.9995:
             return f"{_three_digits(size_bytes / factor)} {unit}"
@@ -92,7 +95,26 @@ def format_seconds(seconds: float) -> str:
         return f"{_three_digits(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return format_days(seconds)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def format_days(seconds: float) -> str:
+    """Return `3 days 04 h`, `120 days`, `27 years`: what takes longer than anybody waits for."""
+    days, hours = divmod(round(seconds / 3600), 24)
+    if days >= 2 * 365:
+        return f"{format_number(round(days / 365.25))} years"
+    return f"{days} days {hours:02d} h" if days < 100 else f"{round(seconds / 86400)} days"
+
+
+def format_duration(seconds: float) -> str:
+    """Return `4m10s`, `1h05m`, `3d04h`: a time in seven cells, for tables."""
+    if seconds >= 48 * 3600 - 30:
+        text = format_days(seconds).replace(" days", "d").replace(" years", "y")
+    else:
+        text = format_seconds(seconds).replace(" min", "m")
+    return text.replace(" ", "")
 
 
 def format_age(seconds: float) -> str:

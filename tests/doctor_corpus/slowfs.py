@@ -3,19 +3,22 @@
 
 Speaks the kernel's FUSE protocol itself, so that nothing has to be installed; needs root and /dev/fuse.
 What a file's pages hold is forgotten when it is opened again, as on a network file system without a lease:
-every epoch is read from the server. Of files that are larger than what the page cache may keep, no page is
-kept at all, as of data that is much larger than a job's memory: every read is one of the server.
+every epoch is read from the server, unless pages stay, as those of files do which a server knows to be
+unchanged. Of files that are larger than what the page cache may keep, no page is kept at all, as of data that
+is much larger than a job's memory: every read is one of the server.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import os
 import stat
 import struct
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +34,7 @@ OUT_HEADER = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<6Q10I")
 SILENT = (FORGET, BATCH_FORGET, INTERRUPT)
 ASYNC_READ, PARALLEL_DIROPS = 1, 1 << 18
-DIRECT_IO = 1
+DIRECT_IO, KEEP_CACHE = 1, 2
 BUFFER_BYTES = 1 << 20
 KEPT_S = 3  # names and attributes are believed for so long, as NFS does
 
@@ -40,13 +43,15 @@ KEPT_S = 3  # names and attributes are believed for so long, as NFS does
 class Slowness:
     """How late an answer is, in seconds: to names and opens, to reads; and bytes per second of all.
 
-    `kept_bytes`: of larger files no page stays in the page cache.
+    `kept_bytes`: of larger files no page stays in the page cache. `pages_stay`: of others they do, also when
+    the file is opened again.
     """
 
     meta_s: float
     read_s: float
     bytes_per_s: float
     kept_bytes: float = float("inf")
+    pages_stay: bool = False
 
 
 class SlowFolder:
@@ -59,6 +64,8 @@ class SlowFolder:
         self.lock = threading.Lock()
         self.line_free_at = 0.0
         self.bytes_read = 0
+        self.listings: dict[int, tuple[list[tuple[str, int]], Iterator[os.DirEntry[str]]]] = {}
+        self.opened_folders = 0
 
     def answer(self, opcode: int, node: int, body: bytes) -> bytes:
         """Return the answer's body; raise OSError to answer with its errno."""
@@ -75,21 +82,24 @@ class SlowFolder:
             time.sleep(self.slowness.meta_s)
             file = os.open(self.paths[node], os.O_RDONLY)
             is_kept = os.fstat(file).st_size <= self.slowness.kept_bytes
-            return struct.pack("<QII", file, 0 if is_kept else DIRECT_IO, 0)
+            flags = (KEEP_CACHE if self.slowness.pages_stay else 0) if is_kept else DIRECT_IO
+            return struct.pack("<QII", file, flags, 0)
         if opcode == OPENDIR:
-            return struct.pack("<QII", 0, 0, 0)
+            return struct.pack("<QII", self.open_folder(self.paths[node]), 0, 0)
         if opcode == READ:
             return self.read(*struct.unpack_from("<QQI", body))
         if opcode == READDIR:
-            _, offset, size_bytes = struct.unpack_from("<QQI", body)
             time.sleep(self.slowness.meta_s)
-            return self.list(self.paths[node], offset, size_bytes)
+            return self.list(*struct.unpack_from("<QQI", body))
+        if opcode == RELEASEDIR:
+            self.listings.pop(struct.unpack_from("<Q", body)[0], None)
+            return b""
         if opcode == RELEASE:
             os.close(struct.unpack_from("<Q", body)[0])
             return b""
         if opcode == STATFS:
             return struct.pack("<5Q4I24x", 1 << 20, 1 << 19, 1 << 19, 1 << 20, 1 << 19, 4096, 255, 4096, 0)
-        if opcode in (FLUSH, RELEASEDIR, ACCESS, DESTROY):
+        if opcode in (FLUSH, ACCESS, DESTROY):
             return b""
         raise OSError(errno.ENOSYS, "not offered")
 
@@ -118,18 +128,38 @@ class SlowFolder:
         time.sleep(max(0.0, ready_at - time.monotonic()))
         return data
 
-    def list(self, path: str, offset: int, size_bytes: int) -> bytes:
-        names = [".", "..", *sorted(os.listdir(path))]
-        answer = b""
-        for number, name in enumerate(names[offset:], offset + 1):
-            encoded = os.fsencode(name)
-            kind = stat.S_IFMT(os.lstat(os.path.join(path, name)).st_mode) >> 12
-            entry = struct.pack("<QQII", number + 1, number, len(encoded), kind) + encoded
-            entry += b"\0" * (-len(entry) % 8)
-            if len(answer) + len(entry) > size_bytes:
+    def open_folder(self, path: str) -> int:
+        """Return the number of a listing, which is made as it is read: a folder may hold a million files."""
+        entries = os.scandir(path)
+        with self.lock:
+            self.opened_folders += 1
+            self.listings[self.opened_folders] = [(".", 4), ("..", 4)], entries
+            return self.opened_folders
+
+    def list(self, folder: int, offset: int, size_bytes: int) -> bytes:
+        names, coming = self.listings[folder]
+        parts, left = [], size_bytes
+        for number in itertools.count(offset):
+            while number >= len(names) and (entry := next(coming, None)) is not None:
+                names.append((entry.name, find_type(entry)))
+            if number >= len(names):
                 break
-            answer += entry
-        return answer
+            name, kind = names[number]
+            encoded = os.fsencode(name)
+            part = struct.pack("<QQII", number + 2, number + 1, len(encoded), kind) + encoded
+            part += b"\0" * (-len(part) % 8)
+            left -= len(part)
+            if left < 0:
+                break
+            parts.append(part)
+        return b"".join(parts)
+
+
+def find_type(entry: os.DirEntry[str]) -> int:
+    """Return what a listing says of an entry, as the kernel numbers it."""
+    if entry.is_symlink():
+        return stat.S_IFLNK >> 12
+    return (stat.S_IFDIR if entry.is_dir() else stat.S_IFREG) >> 12
 
 
 def mount(source: Path, target: Path, slowness: Slowness, threads: int = 16) -> SlowFolder:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a command on a machine that is worse than this one: slow server, slow disk, little memory, a crowd.
 
-    python surroundings.py [--slow SOURCE TARGET META_MS READ_MS MB_PER_S] [--kept BYTES] [--shm BYTES]
-                           [--memory BYTES] [--disk FOLDER MB_PER_S] [--crowd PROCESSES] -- COMMAND ...
+    python surroundings.py [--slow SOURCE TARGET META_MS READ_MS MB_PER_S] [--kept BYTES] [--pages-stay]
+                           [--shm BYTES] [--memory BYTES] [--disk FOLDER MB_PER_S] [--crowd PROCESSES]
+                           -- COMMAND ...
 
 Mounts live in a mount namespace of their own, limits in control groups of their own: nothing is left
 behind. Needs root, except for --crowd. The command's exit code is passed on; 77 says that the machine does
@@ -55,7 +56,7 @@ def prepare(arguments: argparse.Namespace, stack: ExitStack) -> list[Path]:
         source, target, *numbers = arguments.slow
         meta_ms, read_ms, rate = map(float, numbers)
         Path(target).mkdir(parents=True, exist_ok=True)
-        slowness = Slowness(meta_ms / 1e3, read_ms / 1e3, rate * MB, arguments.kept)
+        slowness = Slowness(meta_ms / 1e3, read_ms / 1e3, rate * MB, arguments.kept, arguments.pages_stay)
         mount(Path(source), Path(target), slowness)
     if arguments.shm:
         size = f"size={arguments.shm}".encode()
@@ -151,6 +152,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--slow", nargs=5)
     parser.add_argument("--kept", type=float, default=float("inf"), help="the page cache keeps smaller files")
+    parser.add_argument("--pages-stay", action="store_true", help="also when a file is opened again")
     parser.add_argument("--shm", type=int)
     parser.add_argument("--memory", type=int)
     parser.add_argument("--disk", nargs=2)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from pathlib import Path
 
 from feedrate.files import tree
+from feedrate.files.tree import sample_folder
 from feedrate.remote.addresses import Place
 
 
@@ -30,3 +33,37 @@ def test_sizes_are_measured_beside_what_cannot_be_read(tmp_path: Path) -> None:
     os.symlink("gone", tmp_path / "b" / "lost")
     assert tree.measure_files(tmp_path) == {"a/f": 5, "b/f": 5, "c/f": 5, "link": 5}
     assert tree.measure_files(tmp_path / "nothing") == {}
+
+
+def test_a_sample_of_a_folder_counts_all_and_keeps_some_names(tmp_path: Path) -> None:
+    for number in range(500):
+        (tmp_path / f"{number}.JPG").touch()
+    (tmp_path / "table.csv").touch()
+    (tmp_path / ".hidden.jpg").touch()
+    (tmp_path / "inside").mkdir()
+    found = sample_folder(str(tmp_path), frozenset({".jpg"}), keep=10, until=math.inf)
+    assert found.is_whole
+    assert (found.wanted, found.others, found.folders) == ({".jpg": 500}, {".csv": 1}, ["inside"])
+    assert len(set(found.kept)) == 10
+    assert all((tmp_path / name).exists() for name in found.kept)
+
+
+def test_every_name_is_kept_as_likely_as_any_other(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.jpg").touch()
+    seen = Counter(
+        name
+        for _ in range(200)
+        for name in sample_folder(str(tmp_path), frozenset({".jpg"}), keep=10, until=math.inf).kept
+    )
+    assert len(seen) == 40
+    assert max(seen.values()) < 3 * min(seen.values())
+
+
+def test_a_folder_that_takes_too_long_is_listed_in_part(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}.jpg").touch()
+    found = sample_folder(str(tmp_path), frozenset({".jpg"}), keep=10, until=0.0)
+    assert not found.is_whole
+    assert 0 < found.entries < 300
+    assert len(found.kept) == 10

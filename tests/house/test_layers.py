@@ -18,7 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"doctor", "packing", "bench", "fidelity", "watch"},
+    {"doctor", "packing", "bench", "fidelity", "plan", "watch"},
     {"tensorflow", "jax"},
     {"loader"},
     {"source"},
@@ -29,14 +29,14 @@ LAYERS = [
     {"model"},
     {"files"},
     {"kernel", "machine", "stats", "draws"},
-    {"prelist", "one_ahead"},
-    {"progress"},
+    {"prelist", "one_ahead", "in_time"},
+    {"progress", "figures"},
     {"units", "filters"},
     {"errors", "arrays"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Report draws what commands return, so it knows results, and nothing of how they came about.
-REPORT_MAY_SEE = {"progress", "units", "errors"}
+REPORT_MAY_SEE = {"progress", "figures", "units", "errors"}
 
 
 def layer_of(path: Path) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from feedrate.machine.describe import find_node
 from feedrate.scratch.commands import list_everywhere
 from feedrate.scratch.listing import find_registry, forget, recall, remember
-from feedrate.scratch.marker import find_node
 from feedrate.scratch.results import StagedCopy
 from support.scratch_copies import evict_copy, make_pack, stage
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
-from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Tried
+from feedrate.doctor.analyse.metrics import KernelTime, Tried
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis
+from feedrate.loader.results import LoaderTrial
 from feedrate.report.doctor import draw_diagnosis
 from support.bench_results import MACHINE
 from support.doctor_runs import MS, FakeLoop

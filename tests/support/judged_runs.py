@@ -6,11 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from feedrate.doctor.analyse.machine_summary import MachineSummary
-from feedrate.doctor.analyse.metrics import KernelTime, LoaderTrial, Measured, Tried
+from feedrate.doctor.analyse.metrics import KernelTime, Measured, Tried
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.results import Diagnosis
+from feedrate.loader.results import LoaderTrial
 from feedrate.machine.describe import describe_machine
 
 MACHINE = describe_machine(["feedrate", "doctor"])

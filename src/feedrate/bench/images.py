@@ -14,6 +14,7 @@ import functools
 import io
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from feedrate.errors import StorageError, UsageError
+from feedrate.machine.cpu import count_usable_cores
 
 F32 = npt.NDArray[np.float32]
 
@@ -60,6 +62,29 @@ def make_photograph(number: int, *, seed: int = 0) -> Photograph:
     fine = sampling in (_444, _GRAY) and rng.random() < 0.89
     quality = 96 if fine else int(rng.choice([75, 80, 85, 92]))
     return Photograph(_encode(planes, sampling, quality), label)
+
+
+def write_photographs(folder: Path, count: int, *, seed: int) -> int:
+    """Write `count` photographs to `folder`/CLASS/NUMBER.jpg, as people keep them; return their bytes.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    for name in CLASSES:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+    def write(number: int) -> int:
+        photograph = make_photograph(number, seed=seed)
+        path = folder / CLASSES[photograph.label] / f"{number:06d}.jpg"
+        return path.write_bytes(photograph.jpeg)
+
+    with ThreadPoolExecutor(count_usable_cores()) as pool:
+        try:
+            return sum(pool.map(write, range(count)))
+        except BaseException:
+            # Ctrl-C: what is queued must not be made first.
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
 
 
 def _draw_size(rng: np.random.Generator) -> tuple[int, int]:

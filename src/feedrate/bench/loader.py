@@ -22,7 +22,6 @@ from PIL import Image
 
 from feedrate.bench.process import (
     Contestant,
-    Feed,
     Readings,
     Runner,
     Say,
@@ -33,7 +32,7 @@ from feedrate.bench.process import (
     sum_up,
 )
 from feedrate.errors import MissingExtra, PackError, UsageError
-from feedrate.kernel import I64
+from feedrate.kernel import I64, U8
 from feedrate.source.folders import find_images
 
 if TYPE_CHECKING:
@@ -156,47 +155,63 @@ class ImageFiles:
         path, label = self.images[number]
         with open(path, "rb") as file:
             image: Image.Image = Image.open(file).convert("RGB")
+        return torch.from_numpy(self.augment(image)), label
+
+    def augment(self, image: Image.Image) -> U8:
         image = image.crop(draw_crop(*image.size)).resize((self.side, self.side), Image.Resampling.BILINEAR)
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(image)), label
+        return np.array(image)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """What both contestants are given alike.
+
+    Attributes:
+        repeat: how often each image comes per epoch: small datasets make epochs too short to time.
+        device: where the training is; batches for a GPU come from memory that it can copy by itself, or are
+            there already. None: nothing is trained.
+    """
+
+    batch_size: int
+    threads: int
+    side: int = 224
+    seed: int = 0
+    repeat: int = 1
+    device: str | None = None
+
+    @property
+    def is_for_gpu(self) -> bool:
+        return self.device is not None and self.device.startswith("cuda")
 
 
 class FileFeed:
-    """Shuffled batches of (uint8 N x C x H x W, labels) from image files, `repeat` times each per epoch."""
+    """Shuffled batches of (uint8 N x C x H x W, labels) from image files."""
 
-    def __init__(
-        self, root: str, *, batch_size: int, threads: int, side: int, seed: int, repeat: int = 1
-    ) -> None:
+    def __init__(self, root: str, options: FeedOptions) -> None:
         import torch
 
         self._loader: Any = torch.utils.data.DataLoader(
-            ImageFiles(list_images(root) * repeat, side),  # type: ignore[arg-type, unused-ignore]
-            batch_size=batch_size,
+            ImageFiles(list_images(root) * options.repeat, options.side),  # type: ignore[arg-type, unused-ignore]
+            batch_size=options.batch_size,
             shuffle=True,
-            num_workers=threads,
+            num_workers=options.threads,
             persistent_workers=True,
-            generator=torch.Generator().manual_seed(seed),
+            pin_memory=options.is_for_gpu,
+            generator=torch.Generator().manual_seed(options.seed),
         )
 
     def epoch(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # noqa: ARG002 - the generator goes on
         for images, labels in self._loader:
             yield images.permute(0, 3, 1, 2), labels
 
-
-@dataclass(frozen=True, slots=True)
-class FeedOptions:
-    """What both contestants are given alike."""
-
-    batch_size: int
-    threads: int
-    side: int = 224
-    seed: int = 0
-    repeat: int = 1  # how often each image comes per epoch: small datasets make epochs too short to time
+    def close(self) -> None:
+        self._loader = None  # workers end with the last reference
 
 
 class PackFeed:
-    """Shuffled batches of (uint8 N x C x H x W, labels) from a pack."""
+    """Shuffled batches of (uint8 N x C x H x W, labels) from a pack; `loader` tells what it did."""
 
     def __init__(self, pack: str, options: FeedOptions) -> None:
         import feedrate
@@ -204,7 +219,7 @@ class PackFeed:
 
         manifest = read_manifest(pack)
         repeated = np.arange(manifest.samples * options.repeat) // options.repeat
-        self._loader = feedrate.Loader(
+        self.loader = feedrate.Loader(
             pack,
             batch_size=options.batch_size,
             shuffle=True,
@@ -214,6 +229,7 @@ class PackFeed:
             image=feedrate.RandomResizedCrop(options.side),
             flip=True,
             threads=options.threads,
+            device=options.device if options.is_for_gpu else None,
             # Alone, whatever the launcher: each process measures its own machine.
             rank=0,
             world_size=1,
@@ -222,20 +238,21 @@ class PackFeed:
         )
 
     def epoch(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # noqa: ARG002 - the loader counts itself
-        return iter(self._loader)
+        return iter(self.loader)
+
+    def close(self) -> None:
+        self.loader.close()
 
 
 def _shuffled(positions: I64, seed: int, epoch: int) -> I64:
     return np.random.default_rng((seed, epoch)).permutation(positions)
 
 
-def make_feed(kind: str, path: str, options: FeedOptions) -> Feed[tuple[torch.Tensor, torch.Tensor]]:
-    if kind == PACK:
-        return PackFeed(path, options)
-    return FileFeed(path, **asdict(options))
+def make_feed(kind: str, path: str, options: FeedOptions) -> FileFeed | PackFeed:
+    return PackFeed(path, options) if kind == PACK else FileFeed(path, options)
 
 
-def drain(kind: str, path: str, epochs: int, options: dict[str, int]) -> Readings:
+def drain(kind: str, path: str, epochs: int, options: dict[str, Any]) -> Readings:
     """Take batches and do nothing with them: what the loader could give."""
     import torch  # noqa: F401 - importing it belongs to nobody's first batch
 

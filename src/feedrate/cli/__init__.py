@@ -24,8 +24,8 @@ from feedrate.cli.output import check_targets, show
 from feedrate.errors import FeedrateError, clean
 
 COMMANDS = (
-    "doctor", "watch", "demo", "pack", "index", "unpack", "verify", "ls", "warm", "quality", "append",
-    "split", "add-column", "merge", "stage", "scratch", "fidelity", "bench",
+    "doctor", "watch", "plan", "estimate", "speedtest", "demo", "pack", "index", "unpack", "verify", "ls",
+    "warm", "quality", "append", "split", "add-column", "merge", "stage", "scratch", "fidelity", "bench",
 )  # fmt: skip
 
 # An interrupted one is typed again, and goes on where it was.

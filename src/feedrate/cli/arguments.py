@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from feedrate.packing.options import Engine
 
 T = TypeVar("T")
+DEFAULT_MODEL = "resnet50"
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +74,39 @@ def choose_spelling(value: str | None, old: str | None) -> str | None:
     return old if value is None else value
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add how fast the device trains, by one of two names."""
+    group = parser.add_mutually_exclusive_group()
+    text = f"resnet18, resnet50, densenet121, vit_b_16 (default: {DEFAULT_MODEL})"
+    group.add_argument("--model", metavar="NAME", help=text)
+    text = "in place of a model: images per second that one GPU trains on, from batches that are there"
+    group.add_argument("--model-rate", type=positive_number, metavar="N", help=text)
+
+
+def choose_model(arguments: argparse.Namespace) -> tuple[str, float | None]:
+    """Return the model's name, empty where its rate was given, and the rate.
+
+    Raises:
+        UsageError: the model is not known.
+    """
+    from feedrate.model.results import check_model
+
+    if arguments.model_rate is not None:
+        return "", arguments.model_rate
+    try:
+        return check_model(arguments.model or DEFAULT_MODEL), None
+    except UsageError as error:
+        raise UsageError(
+            error.message,
+            hint=f"{error.hint}; of another model give what it trains: --model-rate IMAGES_PER_S",
+        ) from None
+
+
+def add_looking(parser: argparse.ArgumentParser) -> None:
+    text = "time to look at the dataset (default: 10)"
+    parser.add_argument("--seconds", type=positive_number, default=10.0, metavar="S", help=text)
+
+
 def positive(text: str) -> int:
     return whole_number(text, least=1)
 
@@ -110,6 +145,13 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
+
+
+def positive_number(text: str) -> float:
+    found = number(text)
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return found
 
 
 def reader(parse: Callable[[str], T]) -> Callable[[str], T]:

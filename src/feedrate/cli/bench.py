@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure loaders and decoders on this machine and these images.
+"""Measure loaders and decoders on this machine and these images, and the machine itself.
 
 'feedrate bench loader SOURCE' compares torch's DataLoader with feedrate.Loader.
 'feedrate bench kernel' compares decoders on one thread, step by step.
+'feedrate bench machine' measures disks, cores, memory and the GPU.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from feedrate.cli.arguments import add_allow_address, add_interpolation, add_size, positive
-from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
-from feedrate.errors import NotFound, SourceError, UsageError, need
+from feedrate.cli.output import (
+    add_json_arguments,
+    check_target,
+    clean_values,
+    emit,
+    ended_like_an_interrupt,
+    say,
+    write_text,
+)
+from feedrate.errors import NotFound, SourceError, StorageError, UsageError, need
 
 SETS = ("photographs", "camera", "png")
 
@@ -55,6 +65,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_interpolation(kernel)
     add_allow_address(kernel)
     add_json_arguments(kernel)
+
+    machine = add_kind("machine", run_machine)
+    add = machine.add_argument
+    add("--store", metavar="[NAME=]DIR", action="append", default=[], dest="stores",
+        help="a folder to measure the file system of; may be given again "
+             "(default: this node's scratch folder, else TMPDIR)")
+    add("--quick", action="store_true", help="smaller files and fewer models: under 30 seconds")
+    add("--compare", metavar="PATH", type=Path, help="show beside it what --json wrote on another machine")
+    add("--markdown", metavar="PATH", type=Path, help="write the result as a page to share, too")
+    add_json_arguments(machine, overwritten="the files of --json and --markdown")
 # fmt: on
 
 
@@ -148,3 +168,34 @@ def run_kernel(arguments: argparse.Namespace) -> int:
         else:
             result = bench_made(arguments.sets or SETS, options, say=say)
     return emit(arguments, "bench kernel", result, draw_kernel)
+
+
+def run_machine(arguments: argparse.Namespace) -> int:
+    """Measure disks, cores, memory, the GPU and standard models on this machine.
+
+    'feedrate bench machine' says how long copying 1 GB takes, as one file and as 10,000, how
+    files are read, cold and from memory, how fast images are decoded on one core, on all and
+    on the GPU, and how many images per second standard models take on this device.
+
+    It writes below the folders that --store names, in a folder of its own, at most 2 GB at a
+    time, and removes that at the end. What it found is kept for 'feedrate plan' and 'feedrate
+    estimate'; what --json and --markdown write names no node, user or folder but the stores.
+    """
+    from feedrate.bench.machine import COMMAND, bench_machine, choose_stores, load_result
+    from feedrate.model.numbers import save_numbers
+    from feedrate.report.bench_machine import draw_machine, write_page
+
+    if arguments.markdown is not None:
+        check_target(arguments.markdown, force=arguments.force)
+    other = None if arguments.compare is None else clean_values(load_result(arguments.compare))
+    stores = choose_stores(arguments.stores)
+    with ended_like_an_interrupt():
+        result, numbers = bench_machine(stores, is_quick=arguments.quick, say=say)
+    try:
+        say(f"kept for 'feedrate plan' and 'feedrate estimate': {save_numbers(numbers)}")
+    except StorageError as error:
+        say(f"not kept for other commands: {error}")
+    if arguments.markdown is not None:
+        write_text(arguments.markdown, write_page(clean_values(result), other))
+        say(f"wrote {arguments.markdown}")
+    return emit(arguments, COMMAND, result, partial(draw_machine, other=other))

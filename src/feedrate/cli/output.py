@@ -18,6 +18,9 @@ from typing import Any, TextIO
 from feedrate.errors import AlreadyExists, NotFound, StorageError, clean, clean_lines
 from feedrate.units import format_count
 
+# What stands for a character that an encoding lacks: one cell for one, so that tables stay aligned.
+_PLAIN = str.maketrans("±°µ█▌░", "~^u##.")
+
 
 def add_json_arguments(parser: argparse.ArgumentParser, *, overwritten: str = "the JSON file") -> None:
     parser.add_argument(
@@ -138,11 +141,17 @@ def judge_rejected(arguments: argparse.Namespace, rejected: int, where: str) -> 
 def show(text: str, stream: TextIO | None = None) -> None:
     """Write a report, to standard output: the terminal's door.
 
-    What a terminal would obey is written as an escape, and what its encoding lacks as '?'.
+    What a terminal would obey is written as an escape, and what its encoding lacks as '?', or as what is
+    nearest to it.
     """
     stream = stream or sys.stdout
     encoding = stream.encoding or "utf-8"
-    stream.write(clean_lines(text).encode(encoding, errors="replace").decode(encoding))
+    text = clean_lines(text)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(_PLAIN).encode(encoding, errors="replace").decode(encoding)
+    stream.write(text)
 
 
 def show_result(draw: Callable[..., Any], result: Any, stream: TextIO | None = None) -> None:

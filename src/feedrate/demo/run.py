@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the demo's images in class folders, as people keep them.
-
-The demo, step by step. Each is said before it happens; what it writes is gone afterwards unless kept.
-"""
+"""The demo, step by step. Each is said before it happens; what it writes is gone afterwards unless kept."""
 
 from __future__ import annotations
 
@@ -10,12 +7,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from feedrate.bench.images import CLASSES, make_photograph
+from feedrate.bench.images import CLASSES, write_photographs
 from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions, require_torch
 from feedrate.bench.process import Contestant, Runner, Say, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchRun, DemoResult
@@ -25,30 +21,6 @@ from feedrate.machine.describe import describe_machine
 from feedrate.packing.build.pack import pack
 from feedrate.packing.options import PackOptions
 from feedrate.units import format_bytes, format_count, format_seconds
-
-
-def write_photographs(folder: Path, count: int, *, seed: int) -> int:
-    """Write `count` photographs to `folder`/CLASS/NUMBER.jpg; return their bytes.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
-    for name in CLASSES:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-
-    def write(number: int) -> int:
-        photograph = make_photograph(number, seed=seed)
-        path = folder / CLASSES[photograph.label] / f"{number:06d}.jpg"
-        return path.write_bytes(photograph.jpeg)
-
-    with ThreadPoolExecutor(count_usable_cores()) as pool:
-        try:
-            return sum(pool.map(write, range(count)))
-        except BaseException:
-            # Ctrl-C: what is queued must not be made first.
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
 
 BATCH_SIZE = 64  # small, so that a few epochs on a thousand images are steps enough to learn something
 BYTES_PER_IMAGE = 110_000

@@ -82,7 +82,7 @@ def shape_of_rate(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.3) / 0.7)))
 
 
-def train(kind: str, path: str, images: int, held_out: str, epochs: int, options: dict[str, int]) -> Readings:
+def train(kind: str, path: str, images: int, held_out: str, epochs: int, options: dict[str, Any]) -> Readings:
     """Train for 1 + `epochs` epochs on `images` images, the first untimed; then judge on held-out ones."""
     import torch
 

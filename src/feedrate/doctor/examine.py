@@ -18,10 +18,9 @@ from feedrate.doctor.analyse.data_files import (
     time_pack_images,
 )
 from feedrate.doctor.analyse.loader_call import find_call
-from feedrate.doctor.analyse.loader_trial import CROPS, guess_options, options_of, try_loader
 from feedrate.doctor.analyse.machine import MachineTrace, read_machine
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary, look_around
-from feedrate.doctor.analyse.metrics import LoaderTrial, Measured, Tried
+from feedrate.doctor.analyse.metrics import Measured, Tried
 from feedrate.doctor.analyse.records import Fact, Process, Recording, read_run
 from feedrate.doctor.analyse.sample import PACK_LOADER
 from feedrate.doctor.analyse.summarise import measure
@@ -34,6 +33,8 @@ from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.results import Diagnosis
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError
+from feedrate.loader.results import LoaderTrial
+from feedrate.loader.trial import CROPS, guess_options, options_of, try_loader
 from feedrate.machine.describe import describe_machine
 from feedrate.machine.disk import find_scratch, measure_scratch
 

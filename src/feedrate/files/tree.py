@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from feedrate.errors import StorageError
 from feedrate.units import printable
@@ -79,6 +84,136 @@ def walk_paths(
         if identity in above:
             raise StorageError(f"{printable(os.path.join(top, path))} is a link to a folder that it lies in")
         yield from walk_paths(top, enters_links=enters_links, below=path, above=(*above, identity))
+
+
+def ask_ahead(entries: Sequence[os.DirEntry[bytes]]) -> None:
+    """Ask for sizes and times of many files at a time, since a server takes its time for each.
+
+    An entry remembers what it was told. One that could not be told is asked again by who needs to know.
+    """
+
+    def ask(some: Sequence[os.DirEntry[bytes]]) -> None:
+        for entry in some:
+            with contextlib.suppress(OSError):
+                entry.stat()
+
+    _do_in_groups(ask, entries)
+
+
+def _do_in_groups(function: Callable[[Any], None], items: Sequence[Any]) -> None:
+    """Hand items to threads, many at a time; few are done here."""
+    if len(items) <= _GROUP:
+        function(items)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # slow to load, and packing needs the rest alone
+
+    groups = [items[i : i + _GROUP] for i in range(0, len(items), _GROUP)]
+    # The threads end before the caller can close a folder: its number may be another's then.
+    with ThreadPoolExecutor(_AT_ONCE, "feedrate-files") as threads:
+        list(threads.map(function, groups))
+
+
+@dataclass(slots=True)
+class FolderSample:
+    """What was seen of a folder, without asking for any file: names are all that was read.
+
+    Attributes:
+        wanted, others: files by suffix, in lower case: those that were looked for, and all others.
+        kept, kept_others: some names of both, drawn at random from all that were seen.
+        folders: names of those in it, links included; `above`: the folders that it is in, and itself.
+        is_whole: it was listed to its end; else `mark` is the last place in it that was reached, with how
+            many entries came before that place, and `size_bytes` what the folder itself takes.
+        error: why it could not be listed.
+    """
+
+    path: str
+    above: tuple[tuple[int, int], ...] = ()
+    wanted: Counter[str] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+    kept: list[str] = field(default_factory=list)
+    kept_others: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    entries: int = 0
+    name_bytes: int = 0
+    is_whole: bool = False
+    mark: tuple[int, int] = (0, 0)
+    size_bytes: int = 0
+    took_s: float = 0.0
+    error: str = ""
+
+
+_LOOK_EVERY = 64  # entries; a look at the clock and at the place costs as much as two of them
+_MOST_SUFFIXES = 200
+_LONGEST_SUFFIX = 12
+
+
+def sample_folder(
+    path: str, suffixes: frozenset[str], *, keep: int, until: float, above: tuple[tuple[int, int], ...] = ()
+) -> FolderSample:
+    """Look into a folder until the clock (`time.monotonic`) says `until`; hidden names are left out.
+
+    A folder that is a link to one above it counts as empty.
+    """
+    began, found = time.monotonic(), FolderSample(path, above)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        found.error = error.strerror or "cannot be opened"
+        return found
+    try:
+        info = os.fstat(fd)
+        found.size_bytes, identity = info.st_size, (info.st_dev, info.st_ino)
+        found.above = (*above, identity)
+        if identity not in above:
+            _look_through(fd, found, suffixes, keep, until)
+        else:
+            found.is_whole = True
+    except OSError as error:
+        found.error = error.strerror or "cannot be listed"
+    finally:
+        os.close(fd)
+    found.took_s = time.monotonic() - began
+    return found
+
+
+def _look_through(fd: int, found: FolderSample, suffixes: frozenset[str], keep: int, until: float) -> None:
+    place = 0
+    counts = {True: 0, False: 0}
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if not found.entries % _LOOK_EVERY:
+                # Entries come in buffers: the place is the end of the one that is being used.
+                if (now := os.lseek(fd, 0, os.SEEK_CUR)) != place:
+                    found.mark, place = (found.entries, place), now
+                if found.entries and time.monotonic() >= until:
+                    return
+            name = entry.name
+            found.entries += 1
+            found.name_bytes += len(name)
+            if name.startswith("."):
+                continue
+            dot = name.rfind(".")
+            suffix = name[dot:].lower() if dot > 0 and len(name) - dot <= _LONGEST_SUFFIX else ""
+            is_wanted = suffix in suffixes
+            # A file system that does not tell what an entry is would be asked for each: images are files.
+            if not is_wanted and _is_folder(entry):
+                found.folders.append(name)
+                continue
+            kinds, names = (found.wanted, found.kept) if is_wanted else (found.others, found.kept_others)
+            kinds[suffix if suffix in kinds or len(kinds) < _MOST_SUFFIXES else ""] += 1
+            counts[is_wanted] = seen = counts[is_wanted] + 1
+            if seen <= keep:
+                names.append(name)
+            elif (number := int(random.random() * seen)) < keep:
+                names[number] = name
+    found.is_whole = True
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def measure_files(folder: str | os.PathLike[str], prefix: str = "") -> dict[str, int]:
@@ -152,15 +287,7 @@ def _unlink_all(fd: int, names: list[str]) -> list[str]:
             except OSError:
                 left.append(name)
 
-    if len(names) <= _GROUP:
-        unlink(names)
-        return left
-    groups = [names[i : i + _GROUP] for i in range(0, len(names), _GROUP)]
-    # The threads end before the caller can close the folder: its number may be another's then.
-    from concurrent.futures import ThreadPoolExecutor  # slow to load, and packing needs the rest alone
-
-    with ThreadPoolExecutor(_AT_ONCE, "feedrate-delete") as threads:
-        list(threads.map(unlink, groups))
+    _do_in_groups(unlink, names)
     return sorted(left)
 
 

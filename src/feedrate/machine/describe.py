@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,6 +35,17 @@ def describe_machine(command_line: Sequence[str] | None = None) -> Machine:
         command_line=tuple(sys.argv[1:] if command_line is None else command_line),
         gpus=tuple(gpu.name for gpu in describe_gpus()),
     )
+
+
+def find_node() -> str:
+    """Return this node's name: on clusters of virtual nodes several have the same host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def find_state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where a user's notes lie that all nodes see; it need not be there."""
+    state = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(state) / "feedrate"
 
 
 def read_cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

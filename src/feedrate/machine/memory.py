@@ -239,19 +239,27 @@ def measure_file_residency(path: str | os.PathLike[str]) -> tuple[int, float] | 
     except OSError:
         return None
     try:
+        size_bytes = os.fstat(descriptor).st_size
+        share = measure_open_residency(descriptor, path)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None if share is None else (size_bytes, share)
+
+
+def measure_open_residency(descriptor: int, path: str | os.PathLike[str]) -> float | None:
+    """Return the share of an open file's pages in the page cache; None: unknown."""
+    try:
         facts = os.fstat(descriptor)
         if facts.st_size == 0:
             return None
         # For a file that one may only read, mincore claims that every page is there.
         if os.geteuid() in (0, facts.st_uid) or os.access(path, os.W_OK):
-            share = _ask_mincore(descriptor, facts.st_size)
-        else:
-            share = _try_pages(descriptor, facts.st_size)
+            return _ask_mincore(descriptor, facts.st_size)
+        return _try_pages(descriptor, facts.st_size)
     except OSError:
         return None
-    finally:
-        os.close(descriptor)
-    return None if share is None else (facts.st_size, share)
 
 
 def open_quietly(path: str | os.PathLike[str]) -> int:

@@ -21,13 +21,14 @@ from feedrate.files.atomic import free_bytes, is_temporary
 from feedrate.files.lock import Gone
 from feedrate.files.permissions import find_distrust
 from feedrate.files.tree import opened_folder, read_small, walk
+from feedrate.machine.describe import find_node
 from feedrate.remote.addresses import is_url
 from feedrate.scratch.contents import read_contents
 from feedrate.scratch.copy import MARKER
 from feedrate.scratch.eviction import Kept, SourceUnseen, evict, is_leaving, remove_unmade
 from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
 from feedrate.scratch.listing import forget, list_caches, list_copies, list_leaving_caches, recall
-from feedrate.scratch.marker import Marker, find_node
+from feedrate.scratch.marker import Marker
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.units import format_bytes, parse_bytes
 

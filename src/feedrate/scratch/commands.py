@@ -21,6 +21,7 @@ from feedrate.cache.sharing import sweep
 from feedrate.errors import FeedrateError, NotFound, UsageError, suggest_path
 from feedrate.files.atomic import free_bytes
 from feedrate.files.permissions import find_replaceable
+from feedrate.machine.describe import find_node
 from feedrate.machine.disk import describe_storage
 from feedrate.progress import Tick
 from feedrate.remote.addresses import is_url
@@ -29,7 +30,6 @@ from feedrate.scratch.clearing import Clearing, find_limit, is_mine, list_leftov
 from feedrate.scratch.folder import Scratch, find_scratch, list_user_folders
 from feedrate.scratch.lease import Lease
 from feedrate.scratch.listing import forget, list_caches, list_copies, recall
-from feedrate.scratch.marker import find_node
 from feedrate.scratch.results import (
     ClearResult,
     CopyInfo,

@@ -20,7 +20,7 @@ from typing import TypeVar
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError, SourceError, StorageError, suggest_path
 from feedrate.files.permissions import Readers
-from feedrate.files.tree import walk_paths
+from feedrate.files.tree import ask_ahead, walk_paths
 from feedrate.format.containers import FILES
 from feedrate.format.manifest import (
     FILE_NAME,
@@ -147,8 +147,9 @@ def _read_folder(place: Place) -> Contents:
         readers.close()
         found = list(place.walk())
     else:
-        found = []
-        for path, entry in walk_paths(os.fsencode(place.root), enters_links=True):
+        found, entries = [], list(walk_paths(os.fsencode(place.root), enters_links=True))
+        ask_ahead([entry for _, entry in entries])
+        for path, entry in entries:
             if entry.name.startswith(b"."):
                 left_out += 1
                 continue

@@ -27,11 +27,11 @@ from feedrate.files.atomic import atomic_write
 from feedrate.files.lock import Gone, is_locked
 from feedrate.files.permissions import ROOT, open_trusted, user_name
 from feedrate.files.tree import measure_files
+from feedrate.machine.describe import find_node, find_state_folder
 from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.folder import OLD_STORE, list_folders, list_user_folders
 from feedrate.scratch.lease import live_leases
-from feedrate.scratch.marker import find_node
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, StagedCopy
 
 
@@ -128,8 +128,7 @@ _TRIES = 10
 
 def find_registry(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the registry's folder, which need not be there."""
-    state = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return Path(state) / "feedrate" / "scratch"
+    return find_state_folder(environ) / "scratch"
 
 
 def remember(copy: StagedCopy, registry: Path | None = None) -> bool:

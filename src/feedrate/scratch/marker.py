@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from feedrate.errors import StorageError
 from feedrate.files.permissions import user_name
+from feedrate.machine.describe import find_node
 from feedrate.remote.addresses import Place
 from feedrate.units import shell_quote
 
@@ -233,8 +234,3 @@ def describe_maker() -> dict[str, Any]:
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "pid": os.getpid(),
     }
-
-
-def find_node() -> str:
-    """Return this node's name: on clusters of virtual nodes several have the same host name."""
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

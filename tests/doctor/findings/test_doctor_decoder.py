@@ -16,7 +16,6 @@ from feedrate.cli import make_parser
 from feedrate.doctor import examine
 from feedrate.doctor.analyse import data_files
 from feedrate.doctor.analyse.data_files import time_kernel
-from feedrate.doctor.analyse.loader_trial import TrialOptions
 from feedrate.doctor.analyse.machine import read_machine
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, Measured
@@ -27,6 +26,7 @@ from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.results import Diagnosis
 from feedrate.loader.geometry import Geometry
+from feedrate.loader.trial import TrialOptions
 from feedrate.report.doctor import draw_diagnosis
 from support.doctor_runs import FakeLoop
 from support.images import save_image

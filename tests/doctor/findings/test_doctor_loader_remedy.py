@@ -14,11 +14,12 @@ from test_doctor_findings import LOCAL, run_steps
 
 from feedrate.cli import make_parser
 from feedrate.doctor.analyse.machine_summary import MachineSummary
-from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, LoaderTrial
+from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall
 from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.findings.feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Fact, Remedy
+from feedrate.loader.results import LoaderTrial
 from support.diagnoses import make_decode_bound, reread, rerun
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge

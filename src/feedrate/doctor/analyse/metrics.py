@@ -27,6 +27,7 @@ from feedrate.doctor.analyse.sample import (
 )
 from feedrate.doctor.analyse.stacks import Looks
 from feedrate.doctor.analyse.timeline import Loop, measure_overhead
+from feedrate.loader.results import LoaderTrial
 from feedrate.model.pipeline import Pipeline
 from feedrate.stats import spread
 
@@ -92,30 +93,6 @@ class KernelTime:
             return ""
         of = "all" if not self.taken else f"{self.left} of {self.tried}"
         return f"{of} files are {self.others or 'of another kind'}"
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderTrial:
-    """Some of the user's files, drained as a feedrate.Loader would.
-
-    Attributes:
-        images: how many files were held for it.
-        threads: that one rank would decode with.
-        images_per_s: for one rank, while all of them decode on all cores.
-        busy_threads: of one rank, that had something to do at a time: small batches leave some without.
-        cpu_s: CPU time of an image then, all threads; `alone_cpu_s`: with one thread at work.
-        scan_s: CPU time of looking through a file, which packing does once.
-        ranks: of the training on this machine, which share its cores.
-    """
-
-    images: int
-    threads: int
-    images_per_s: float
-    busy_threads: float
-    cpu_s: float
-    alone_cpu_s: float
-    scan_s: float = 0.0
-    ranks: int = 1
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from dataclasses import replace
 
 from feedrate.doctor.analyse.loader_call import add_code
 from feedrate.doctor.analyse.machine_summary import DataFiles
-from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, LoaderTrial, Measured
+from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, Measured
 from feedrate.doctor.analyse.sample import SampleCost
 from feedrate.doctor.findings.evidence import copying_s, make_remedy
 from feedrate.doctor.results import Remedy
+from feedrate.loader.results import LoaderTrial
 from feedrate.model.pipeline import Pipeline, Prediction, around, predict_change
 from feedrate.units import format_bytes, format_seconds
 

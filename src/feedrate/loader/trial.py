@@ -11,17 +11,20 @@ import os
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from feedrate import kernel
-from feedrate.doctor.analyse.metrics import LoaderTrial
 from feedrate.errors import FeedrateError
+from feedrate.format.raw import dump_bare_table
+from feedrate.kernel import Ranges
 from feedrate.loader.batch import DEFAULT_PREFETCH, Ring
+from feedrate.loader.cached_pixels import BLOCK_BYTES
 from feedrate.loader.geometry import CropSampler
-from feedrate.loader.image import CenterCrop, ImageOp, RandomResizedCrop, Resize
+from feedrate.loader.image import CenterCrop, ImageOp, RandomResizedCrop, Resize, whole
 from feedrate.loader.pipeline import Feed, Meter
+from feedrate.loader.results import LoaderTrial
 from feedrate.loader.samples import IMAGE, Samples, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.process import read_queued_s
@@ -172,6 +175,43 @@ class _Maker:
         geometry.boxes[list(geometry.refused)] = 0  # nothing of them is decoded
         report = samples.decode_chosen(chosen, geometry, self._ring.lend(self._batch), self._pool)
         return int((report.statuses == 0).sum())
+
+
+def try_cache(samples: Samples, side: int = 224, seconds: float = 0.6) -> tuple[float, float]:
+    """Return the CPU time of keeping an image decoded, and of a crop from one that is kept, on one core.
+
+    As a `Cache` does it: whole images as rows with a table of checksums, in a file in memory.
+    """
+    geometry = samples.draw(side, _SEED)
+    kept: list[tuple[int, int]] = []  # lengths of table and rows
+    latest, filling_s = time.perf_counter() + seconds / 2, 0.0
+    with os.fdopen(os.memfd_create("feedrate-trial"), "wb", buffering=0) as file:
+        for i, (width, height) in enumerate(zip(*geometry.sides, strict=True)):
+            if kept and time.perf_counter() > latest:
+                break
+            began = time.thread_time()
+            rows, _ = samples.decode_one(i, replace(geometry, boxes=whole(*geometry.sides)), (height, width))
+            table = dump_bare_table(rows, BLOCK_BYTES)
+            file.write(table)
+            file.write(rows.data)
+            filling_s += time.thread_time() - began
+            kept.append((len(table), rows.nbytes))
+        heads, lengths = np.array(kept, np.int64).T
+        offsets = np.cumsum(heads + lengths) - heads - lengths
+        at, where = np.arange(len(kept)), np.zeros(len(kept), np.int32)
+        files = kernel.Files([f"/proc/self/fd/{file.fileno()}"])
+        out, crops = np.empty((len(kept), side, side, 3), np.uint8), 0
+        began, latest = time.thread_time(), time.perf_counter() + seconds / 2
+        while not crops or time.perf_counter() < latest:
+            kernel.decode_batch(
+                files, Ranges(where, offsets + heads, lengths), out, boxes=geometry.boxes[at],
+                flips=geometry.flips[at], filters=geometry.take(at).filter_each(),
+                entries=Ranges(where, offsets, heads), raw=True,
+            )  # fmt: skip
+            crops += len(at)
+        cropping_s = (time.thread_time() - began) / crops
+        files.close()
+    return filling_s / len(kept) + cropping_s, cropping_s
 
 
 @dataclass(frozen=True, slots=True)

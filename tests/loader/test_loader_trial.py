@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import feedrate
-from feedrate.doctor.analyse import loader_trial
-from feedrate.doctor.analyse.loader_trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.errors import StorageError
+from feedrate.loader import trial as loader_trial
 from feedrate.loader.samples import Samples, open_files
+from feedrate.loader.trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.machine.cpu import count_usable_cores
 from support.images import save_image
 

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate bench machine`: the numbers that everybody should know of a node.
+
+Stores: copying, reading, writing. Cores: decoding, memory. The GPU: copying to it, decoding on it. The device
+that torch has: standard models. What is not there is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feedrate import kernel
+from feedrate.arrays import U8
+from feedrate.bench.images import make_photograph
+from feedrate.bench.models import BATCH_SIZE, describe_device, measure_model
+from feedrate.bench.process import Clock, Say
+from feedrate.bench.results import CopyTime, MachineResult
+from feedrate.bench.speedtest import choose_device
+from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files, own_folder
+from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
+from feedrate.figures import Figure, combine
+from feedrate.files.atomic import writing
+from feedrate.kernel.cuda import batch as kernels
+from feedrate.kernel.cuda.launcher import compile_source
+from feedrate.loader.geometry import Geometry
+from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
+from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
+from feedrate.machine.disk import describe_storage, find_scratch, is_scratch
+from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
+from feedrate.model.numbers import load_fields
+from feedrate.model.results import KNOWN_MODELS
+from feedrate.units import format_count, format_seconds
+
+if TYPE_CHECKING:
+    import torch
+
+COMMAND = "bench machine"
+SCRATCH, TEMPORARY = "scratch", "temporary folder"
+_SIDE = 224
+_MODEL = "resnet50"
+_LEAST_ROUNDS = 3
+_BATCHES = 8  # that the GPU is given at once
+_STEPS, _BACKWARD = 5, 4  # steps at least that a model is measured with; training by forward, in time
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is done: photographs, seconds for each figure, bytes to copy within memory, models.
+
+    `most_s`: what a CPU may take for the training of a model.
+    """
+
+    photographs: int
+    seconds: float
+    memory_bytes: int
+    models: tuple[str, ...]
+    cpu_models: tuple[str, ...]
+    cpu_batch: int
+    most_s: float
+
+
+_FULL = Effort(96, 1.5, 256 << 20, KNOWN_MODELS, ("resnet18", _MODEL), 8, 20.0)
+_QUICK = Effort(32, 0.5, 64 << 20, (_MODEL,), ("resnet18",), 2, 4.0)
+
+
+def choose_stores(words: Sequence[str]) -> dict[str, Path]:
+    """Return the folders to measure, by name: DIR or NAME=DIR; without any the scratch folder of this node.
+
+    Raises:
+        UsageError: two have one name.
+    """
+    found: dict[str, Path] = {}
+    for word in words:
+        name, is_named, folder = word.partition("=")
+        if not is_named or not name or "/" in name or os.path.exists(word):
+            name = folder = word
+        if name in found:
+            raise UsageError(f"two stores are called '{name}'", hint="name them: --store NAME=DIR")
+        found[name] = Path(folder)
+    if found:
+        return found
+    scratch = find_scratch()
+    return {SCRATCH: scratch} if scratch else {TEMPORARY: Path(tempfile.gettempdir())}
+
+
+def bench_machine(
+    stores: Mapping[str, Path], *, is_quick: bool, say: Say
+) -> tuple[MachineResult, MachineNumbers]:
+    """Measure; return what to show and share, and what to keep of this node.
+
+    Raises:
+        NotFound, StorageError: a store is not there, cannot be written to, is full, or does not answer.
+    """
+    began, effort = time.perf_counter(), _QUICK if is_quick else _FULL
+    left_out: dict[str, str] = {}
+    with ExitStack() as stack:
+        opened = [_open_store(name, folder, is_quick, stack, say) for name, folder in stores.items()]
+        local = next((store for store in opened if is_scratch(store.folder)), None)
+        speeds: dict[str, StoreSpeed] = {}
+        copies: list[CopyTime] = []
+        for store in opened:
+            speeds[store.name], copied = measure_files(store, local or store, say)
+            copies += copied
+        say(f"decoding {format_count(effort.photographs, 'photograph')} on one core and on all")
+        jpegs = [make_photograph(number).jpeg for number in range(effort.photographs)]
+        with _open_photographs(jpegs, opened[0].inside) as samples:
+            geometry = samples.draw(_SIDE, seed=0)
+            decode, gain = _measure_decoding(samples, geometry, effort.seconds)
+        memory = _measure_memory(effort)
+        say("the device")
+        gpu = _measure_gpu(jpegs, geometry, effort, left_out)
+        models, device = _measure_models(effort, left_out, say)
+    numbers = MachineNumbers(
+        node=find_node(),
+        date=date.today().isoformat(),
+        machine=describe_machine(["bench", "machine", *(["--quick"] if is_quick else [])]),
+        stores={describe_storage(store.folder).mount_point: speeds[store.name] for store in opened},
+        decode_images_per_s=decode,
+        core_gain=gain,
+        memory_bytes_per_s=memory,
+        to_device_bytes_per_s=gpu.get("pinned"),
+        gpu_decode_images_per_s=gpu.get("decode"),
+        models=models,
+        device=device,
+    )
+    named = {name: replace(speed, path=name) for name, speed in speeds.items()}
+    every = combine(lambda one, gain: one * gain, {"one": decode["feedrate"], "gain": gain})
+    result = MachineResult(
+        numbers=replace(numbers, node="", stores=named),
+        copies=tuple(copies),
+        decode_all_images_per_s=every,
+        pageable_bytes_per_s=gpu.get("pageable"),
+        is_quick=is_quick,
+        left_out=left_out,
+        took_s=time.perf_counter() - began,
+    )
+    return result, numbers
+
+
+def load_result(path: Path) -> MachineResult:
+    """Return what `feedrate bench machine --json` wrote, here or on another machine.
+
+    Raises:
+        NotFound: there is no such file.
+        UsageError: it is something else.
+    """
+    hint = "make one with 'feedrate bench machine --json FILE'"
+    try:
+        document: Any = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise NotFound(f"no file at {path}", hint=hint) from error
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON document", hint=hint) from error
+    command = document.get("command") if isinstance(document, dict) else None
+    if command != COMMAND:
+        of = f"a document of 'feedrate {clean(str(command))[:40]}'" if command else "another document"
+        raise UsageError(f"{path} is {of}, not one of 'feedrate {COMMAND}'", hint=hint)
+    try:
+        result: MachineResult = load_fields(MachineResult, document)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is damaged, or of another version of feedrate: {clean(str(error))[:100]}", hint=hint
+        ) from error
+    return result
+
+
+def _open_store(name: str, folder: Path, is_quick: bool, stack: ExitStack, say: Say) -> Store:
+    check_store(folder)
+    inside = stack.enter_context(own_folder(folder, say))
+    return Store(name, folder, inside, choose_sizes(inside, QUICK if is_quick else FULL))
+
+
+def _open_photographs(jpegs: Sequence[bytes], folder: Path) -> Any:
+    paths = []
+    for number, jpeg in enumerate(jpegs):
+        path = folder / f"{number}.jpg"
+        with writing(path):
+            path.write_bytes(jpeg)
+        paths.append(str(path))
+    return open_files(paths, in_memory=True)
+
+
+def _measure_rate(count: int, act: Callable[[], object], seconds: float, clock: Clock) -> Figure:
+    """Return how many a second, in rounds of `count` each, the first of which does not count."""
+    act()
+    rates: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(rates) < _LEAST_ROUNDS or time.perf_counter() < until:
+        began = clock()
+        act()
+        rates.append(count / max(clock() - began, 1e-9))
+    return Figure.of_mean(rates)
+
+
+def _measure_decoding(
+    samples: Samples, geometry: Geometry, seconds: float
+) -> tuple[dict[str, Figure], Figure]:
+    """Return images per second of one core, by CPU time, and what all cores together gain."""
+    count, every = len(samples), np.arange(len(samples))
+    out: U8 = np.zeros((count, _SIDE, _SIDE, 3), np.uint8)
+    files = [samples.read(number) for number in range(count)]
+
+    def decode_with_pillow() -> None:
+        for number, (left, top, right, bottom) in enumerate(geometry.boxes.tolist()):
+            flip = bool(geometry.flips[number])
+            out[number] = decode_as_torchvision(files[number], (left, top, right, bottom), _SIDE, flip)
+
+    def decode(pool: kernel.Pool | None = None) -> None:
+        samples.decode_chosen(every, geometry, out, pool)
+
+    found = {
+        "pillow": _measure_rate(count, decode_with_pillow, seconds, time.process_time),
+        "feedrate": _measure_rate(count, decode, seconds, time.process_time),
+    }
+    pools = [kernel.Pool(threads) for threads in (1, count_usable_cores())]
+    try:
+        one, many = (
+            _measure_rate(count, functools.partial(decode, pool), seconds, time.perf_counter)
+            for pool in pools
+        )
+    finally:
+        for pool in pools:
+            pool.close()
+    return found, combine(lambda one, many: many / one, {"one": one, "many": many})
+
+
+def _measure_memory(effort: Effort) -> Figure:
+    source = np.ones(effort.memory_bytes, np.uint8)
+    target = np.zeros_like(source)
+    return _measure_rate(
+        effort.memory_bytes, lambda: np.copyto(target, source), effort.seconds / 3, time.perf_counter
+    )
+
+
+def _measure_gpu(
+    jpegs: Sequence[bytes], geometry: Geometry, effort: Effort, left_out: dict[str, str]
+) -> dict[str, Figure]:
+    """Return the rates of copies to the first GPU (`pinned`, `pageable`) and of decoding there (`decode`)."""
+    try:
+        choice = choose_device(None)
+    except ImportError:
+        left_out["GPU"] = "torch is not installed: pip install 'feedrate[torch]'"
+        return {}
+    if choice.device.type != "cuda":
+        left_out["GPU"] = choice.unused or "there is none, or torch finds none"
+        return {}
+    found = _measure_transfers(choice.device, effort)
+    try:
+        batch = _GpuDecoding(jpegs, geometry, choice.device)
+        rate = _measure_rate(
+            _BATCHES * batch.images, lambda: batch.run(_BATCHES), effort.seconds, time.perf_counter
+        )
+        found["decode"] = replace(rate, note=f"batches of {batch.images}, the host's part aside")
+    except FeedrateError as error:
+        left_out["decoding on the GPU"] = f"{error.message}. {error.hint or ''}".strip()
+    return found
+
+
+def _measure_transfers(device: torch.device, effort: Effort) -> dict[str, Figure]:
+    import torch
+
+    size = effort.memory_bytes // 4
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    found = {}
+    for name in ("pinned", "pageable"):
+        here = torch.zeros(size, dtype=torch.uint8, pin_memory=name == "pinned")
+
+        def copy(here: torch.Tensor = here) -> None:
+            for _ in range(_BATCHES):
+                there.copy_(here, non_blocking=True)
+            torch.cuda.synchronize(device)
+
+        found[name] = _measure_rate(_BATCHES * size, copy, effort.seconds / 3, time.perf_counter)
+    return found
+
+
+class _GpuDecoding:
+    """A batch of photographs, each several times, to decode on a GPU: planned once, the host's part aside."""
+
+    def __init__(self, jpegs: Sequence[bytes], geometry: Geometry, device: torch.device) -> None:
+        import torch
+
+        self._device, times = device, -(-BATCH_SIZE // len(jpegs))
+        jpegs = [*jpegs] * times
+        self._module = compile_source(kernels.source(), kernels.COMPILE_OPTIONS, device=device.index)
+        entries = [kernel.scan(jpeg).entries for jpeg in jpegs]
+        data = np.frombuffer(b"".join(jpegs), np.uint8)
+        self._plan = kernels.BatchPlan()
+        taken = self._plan.look(
+            data,
+            _find_starts(jpegs),
+            np.array([kernel.crc32c(jpeg) for jpeg in jpegs], np.uint32),
+            np.frombuffer(b"".join(entries), np.uint8),
+            _find_starts(entries),
+            boxes=np.tile(geometry.boxes, (times, 1)),
+            flips=np.tile(geometry.flips, times),
+            size=(_SIDE, _SIDE),
+        )
+        self.images = int(taken.sum())
+        self._staged = torch.empty(self._plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
+        self._plan.fill(data, self._staged.numpy())
+        sizes = self._plan.buffer_bytes()
+        self._buffers = {
+            name: torch.empty(size, dtype=torch.uint8, device=device) for name, size in sizes.items()
+        }
+        self._out = torch.zeros(len(jpegs), _SIDE, _SIDE, 3, dtype=torch.uint8, device=device)
+        self.statuses = torch.full((len(jpegs),), -1, dtype=torch.int32, device=device)
+
+    def run(self, times: int = 1) -> None:
+        import torch
+
+        for _ in range(times):
+            self._buffers["staged"][: len(self._staged)].copy_(self._staged, non_blocking=True)
+            kernels.run(self._plan, self._launch, self._buffers, self._out, self.statuses)
+        torch.cuda.synchronize(self._device)
+
+    def _launch(
+        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
+    ) -> None:
+        self._module.launch(name, grid, block, args, shared_bytes=shared_bytes)
+
+
+def _find_starts(parts: Sequence[bytes]) -> Any:
+    return np.cumsum([0, *map(len, parts)]).astype(np.int64)
+
+
+def _measure_models(effort: Effort, left_out: dict[str, str], say: Say) -> tuple[dict[str, ModelRates], str]:
+    """Return what the device that torch has takes of standard models, and its name."""
+    try:
+        device = choose_device(None).device
+    except ImportError:
+        left_out["models"] = "torch is not installed: pip install 'feedrate[torch]'"
+        return {}, read_cpu_model()
+    is_cuda = device.type == "cuda"
+    batch_size = BATCH_SIZE if is_cuda else effort.cpu_batch
+    found = {}
+    for name in effort.models if is_cuda else effort.cpu_models:
+        say(f"{name} on {describe_device(device)}")
+
+        def measure(*, training: bool, name: str = name) -> Figure:
+            rate = measure_model(
+                name, device, training=training, batch_size=batch_size, seconds=effort.seconds
+            )
+            note = f"batches of {rate.batch_size}, {rate.dtype}"
+            return Figure(rate.images_per_s, rate.low, rate.high, note=note)
+
+        forward = measure(training=False)
+        needed_s = _STEPS * _BACKWARD * batch_size / forward.value
+        if not is_cuda and needed_s > effort.most_s:
+            left_out[f"{name}, training"] = f"it would take about {format_seconds(needed_s)} on this CPU"
+        found[name] = ModelRates(
+            forward, measure(training=True) if f"{name}, training" not in left_out else None
+        )
+    return found, describe_device(device)

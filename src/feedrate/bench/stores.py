@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that `bench machine` writes to a store, copies and reads: one large one, then many small ones.
+
+All lie in one folder of its own below the folder that was named, which goes away however this ends. A process
+that is killed leaves it behind, under a name that says what it is, with a lock that ended with the process:
+by that the next run knows what it may remove.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from feedrate.bench.process import Say
+from feedrate.bench.results import CopyTime
+from feedrate.errors import NotFound, StorageError, suggest_path
+from feedrate.figures import Figure
+from feedrate.files.atomic import explain_write_error, sync_file_system, writing
+from feedrate.files.lock import lock_fd, locked_if_free
+from feedrate.machine.describe import find_node
+from feedrate.machine.disk import describe_storage, measure_room, try_to_reserve
+from feedrate.machine.memory import MemoryGauge
+from feedrate.machine.results import StoreSpeed
+from feedrate.machine.store import call_patiently, measure_store, measure_writes
+from feedrate.units import format_bytes
+
+GB = 1_000_000_000
+_NAME = "feedrate-bench-machine-"
+_LOCK = "in-use.lock"
+_BLOCK_BYTES = 1 << 20
+_CHUNK_BYTES = 32 << 20  # written through to the disk at once, so that time runs with the bytes
+_CHUNK_FILES = 100
+
+
+class Sizes(NamedTuple):
+    """How much is written: a large file, small ones of `each_bytes` on average; seconds for each step."""
+
+    file_bytes: int
+    files: int
+    each_bytes: int
+    seconds: float
+    read_s: float
+
+    def divided(self, by: int) -> Sizes:
+        return self._replace(file_bytes=self.file_bytes // by, files=max(1, self.files // by))
+
+
+FULL = Sizes(GB, 10_000, 100_000, 6.0, 4.0)
+QUICK = Sizes(GB // 8, 1_000, 100_000, 1.5, 1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder that was named. `inside`: the folder of our own below it."""
+
+    name: str
+    folder: Path
+    inside: Path
+    sizes: Sizes
+
+
+def check_store(folder: Path) -> None:
+    """Raise what keeps a folder from being measured, as far as looking tells.
+
+    Raises:
+        NotFound: it is not there.
+        StorageError: it is no folder, cannot be written to, or does not answer.
+    """
+    if not call_patiently(str(folder), folder.exists):
+        raise NotFound(f"no folder at {folder}", hint=suggest_path(folder))
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder", hint="name a folder on the file system to measure")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {folder}: {error.strerror or error}",
+            hint="to measure a store, files are written, read and removed: name a folder there that you may "
+            "write to; 'feedrate plan DATASET' measures with the dataset's own files",
+        ) from error
+
+
+def choose_sizes(folder: Path, wanted: Sizes) -> Sizes:
+    """Return how much may be written there: less than wanted, where room, quota or memory ask for it.
+
+    Raises:
+        StorageError: there is too little room.
+    """
+    is_memory, why = describe_storage(folder).is_memory, ""
+    for by in (1, 4, 16):
+        sizes = wanted.divided(by)
+        # The large file and its copy are there at the same time; so are the small ones and theirs.
+        needed = 2 * max(sizes.file_bytes, sizes.files * sizes.each_bytes)
+        with writing(folder / "files", needed):
+            why = _find_lack(folder, sizes, needed, is_memory=is_memory)
+        if not why:
+            return sizes
+    raise StorageError(f"too little room at {folder}: {why}", hint="make room there, or name another folder")
+
+
+def _find_lack(folder: Path, sizes: Sizes, needed: int, *, is_memory: bool) -> str:
+    room = measure_room(folder)
+    if room.free_bytes < needed + needed // 4:
+        return f"{format_bytes(room.free_bytes)} free"
+    if room.free_files is not None and room.free_files < 3 * sizes.files:
+        return f"{room.free_files:,} more files may be made"
+    if is_memory:
+        free = MemoryGauge().measure().free_bytes
+        return f"it lies in memory, which has {format_bytes(free)} free" if free < 4 * needed else ""
+    failed = try_to_reserve(folder, needed)  # as quotas show
+    return (failed.strerror or str(failed)).lower() if failed else ""
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path, say: Say) -> Iterator[Path]:
+    """Make a folder for our files, and remove it at the end, with all that is in it.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    prefix = f"{_NAME}{quote(find_node(), safe='')}-"
+    remove_leftovers(folder, prefix, say)
+    try:
+        inside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    except OSError as error:
+        raise explain_write_error(error, folder / _NAME) from error
+    try:
+        descriptor = os.open(inside / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # no locks here: then nobody removes what is left behind
+                lock_fd(descriptor, wait=False)
+            yield inside
+        finally:
+            with _no_interrupt():
+                shutil.rmtree(inside, ignore_errors=True)
+                os.close(descriptor)
+    finally:
+        with _no_interrupt():
+            shutil.rmtree(inside, ignore_errors=True)  # NFS keeps what was open, until it is closed
+
+
+def remove_leftovers(folder: Path, prefix: str, say: Say) -> None:
+    """Remove folders of runs of this user on this node that were killed."""
+    for path in sorted(folder.glob(f"{glob.escape(prefix)}*")):
+        if path.is_symlink() or path.lstat().st_uid != os.getuid():
+            continue
+        with locked_if_free(path / _LOCK) as is_free:
+            if is_free:
+                say(f"removing {path}, which a run that was killed left behind")
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Pass over a second Ctrl-C until the files are gone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tuple[CopyTime, CopyTime]]:
+    """Write files to a store, copy them to another, or within it, and read them.
+
+    Raises:
+        StorageError: the disk said no.
+    """
+    sizes = store.sizes
+    with writing(store.inside / "files"):
+        say(f"{store.name}: one file of {format_bytes(sizes.file_bytes)}, written, copied, read")
+        large = store.inside / "large"
+        written = _write_large(large, sizes)
+        one = _copy([(large, written)], store, target)
+        whole = measure_store(str(store.inside), [(str(large), written)], seconds=sizes.read_s)
+        large.unlink()
+        say(f"{store.name}: {sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, copied, read")
+        small = _write_small(store.inside / "small", sizes)
+        many = _copy(small, store, target)
+        files = [(str(path), size) for path, size in small]
+        apart = measure_store(str(store.inside), files, seconds=sizes.read_s)
+        shutil.rmtree(store.inside / "small")
+        rate, create_s = measure_writes(str(store.inside), seconds=sizes.read_s / 2)
+    speed = replace(_combine(whole, apart, sizes.each_bytes), write_bytes_per_s=rate, create_s=create_s)
+    return replace(speed, path=str(store.folder)), (one, many)
+
+
+def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpeed:
+    """Return the rates of the large file, and the time per file that is left of the small ones'."""
+    file_s = _take_off(apart.file_s, each_bytes, apart.stream_bytes_per_s, whole.stream_bytes_per_s)
+    warm_file_s = apart.warm_file_s
+    if apart.warm_file_s and apart.warm_bytes_per_s and whole.warm_bytes_per_s:
+        warm_file_s = _take_off(apart.warm_file_s, each_bytes, apart.warm_bytes_per_s, whole.warm_bytes_per_s)
+    return replace(
+        whole, file_s=file_s, warm_file_s=warm_file_s, files_per_s=apart.files_per_s,
+        list_s=apart.list_s, folder_s=apart.folder_s,
+    )  # fmt: skip
+
+
+def _take_off(file_s: Figure, each_bytes: int, at: Figure, instead: Figure) -> Figure:
+    change = each_bytes / at.value - each_bytes / instead.value
+    least = 0.1 * file_s.value
+    return replace(
+        file_s,
+        value=max(file_s.value + change, least),
+        low=max(file_s.low + change, least),
+        high=max(file_s.high + change, least),
+    )
+
+
+def _write_large(path: Path, sizes: Sizes) -> int:
+    """Write one file through to the disk, for as long as there is time, and drop it from memory."""
+    block = random.randbytes(_BLOCK_BYTES)
+    deadline, written = time.perf_counter() + sizes.seconds, 0
+    with open(path, "xb", buffering=0) as file:
+        while written < sizes.file_bytes and time.perf_counter() < deadline:
+            for _ in range(min(_CHUNK_BYTES, sizes.file_bytes - written) // _BLOCK_BYTES or 1):
+                written += file.write(block)
+            os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return written
+
+
+def _write_small(folder: Path, sizes: Sizes) -> list[tuple[Path, int]]:
+    """Write files of different sizes into folders of 100, and drop them from memory."""
+    block, made = random.randbytes(2 * sizes.each_bytes), list[tuple[Path, int]]()
+    deadline = time.perf_counter() + sizes.seconds
+    for number in range(sizes.files):
+        path = folder / f"{number // _CHUNK_FILES:03d}" / f"{number:05d}"
+        if not number % _CHUNK_FILES:
+            path.parent.mkdir(parents=True)
+        size = round(sizes.each_bytes * (0.5 + (number * 0.618) % 1))  # spread from half to one and a half
+        path.write_bytes(memoryview(block)[:size])
+        made.append((path, size))
+        if time.perf_counter() > deadline:
+            break
+    sync_file_system(folder)
+    _drop(path for path, _ in made)
+    return made
+
+
+def _drop(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _copy(files: Sequence[tuple[Path, int]], store: Store, target: Store) -> CopyTime:
+    """Copy files one after another, through to the disk, as long as there is time; the copies go away."""
+    steps: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory(prefix="copies-", dir=target.inside) as into:
+        began = last = time.perf_counter()
+        copied = (size for n, (path, _) in enumerate(files) for size in _copy_file(path, Path(into, str(n))))
+        for size in copied:
+            now = time.perf_counter()
+            steps.append((size, now - last))
+            last = now
+            if now - began > store.sizes.seconds:
+                break
+        sync_file_system(Path(into))
+        seconds = time.perf_counter() - began
+    _drop(path for path, _ in files)
+    size_bytes = sum(size for size, _ in steps)
+    spread = Figure.of_mean([took for _, took in steps])
+    note = "" if size_bytes > 0.99 * GB else f"from {format_bytes(size_bytes)}"
+    figure = spread.scaled(seconds * GB / size_bytes / spread.value)
+    files_per_gb = 1 if len(files) == 1 else GB // store.sizes.each_bytes
+    return CopyTime(store.name, target.name, files_per_gb, replace(figure, note=note))
+
+
+def _copy_file(source: Path, target: Path) -> Iterator[int]:
+    """Yield the bytes of each step: of a small file there is one."""
+    buffer = bytearray(_BLOCK_BYTES)
+    with open(source, "rb", buffering=0) as here, open(target, "xb", buffering=0) as there:
+        step = 0
+        while got := here.readinto(buffer):
+            there.write(memoryview(buffer)[:got])
+            step += got
+            if step >= _CHUNK_BYTES:
+                os.fdatasync(there.fileno())
+                yield step
+                step = 0
+        if step:
+            yield step

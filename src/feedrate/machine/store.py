@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a file system answers, measured in seconds on files that lie there; and whether it answers at all.
+
+What was read once is fast the next time, here and on servers: each part of a measurement reads files, or
+parts of large files, that no other part has read, in an order that is new each time. Pages that it brought
+into memory it drops again; files that were in memory before count only where there are no others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, TypeVar
+
+from feedrate.errors import StorageError
+from feedrate.figures import ASSUMED, Figure
+from feedrate.machine.disk import describe_storage, measure_scratch
+from feedrate.machine.memory import measure_open_residency
+from feedrate.machine.results import StoreSpeed
+from feedrate.units import format_count
+
+Result = TypeVar("Result")
+
+PATIENCE_S = 15.0  # without an answer, before a store counts as hanging
+_FIRST_BYTES = 4096
+_BLOCK_BYTES = 1 << 20
+_LARGE_BYTES = 4 << 20  # of such a file, each part of the measurement reads another part
+_PIECE_BYTES = 8 << 20
+_MOST_BYTES = 64 << 20  # of one file, one after another
+_READ_BYTES = 8192
+_READS, _READS_PER_FILE = 400, 32
+_IN_MEMORY, _NOT_IN_MEMORY = 0.5, 0.02  # shares of a file's pages
+_FULL = 0.7  # of the files per second that can be opened: then they are the limit, not the bytes;
+_TINY_BYTES = 16_000  # nor are they for such files, on average
+_USUAL_BYTES_PER_S = 1e8  # a link of 1 Gbit/s, a disk that spins
+_TOO_SMALL = "the files are too small to tell"
+_SLOTS = 6  # of time, whose rates give the interval
+# Shares of the time: one after another, the same again, opening together, reading together, in an open file.
+_ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE, _LIST = 0.28, 0.12, 0.15, 0.22, 0.15, 0.08
+_STAT, _MOST_STATS = 0.03, 50
+_SMALL_FILES, _SMALL_BYTES = 100, 10_000
+
+
+def call_patiently(path: str, function: Callable[[], Result], seconds: float = PATIENCE_S) -> Result:
+    """Return what a function returns that asks a store, which may never answer.
+
+    It runs in a thread that is left behind where it hangs, and does not keep the process from ending.
+
+    Raises:
+        StorageError: there was no answer for `seconds`.
+    """
+    answers: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put((function(),))
+        except BaseException as error:
+            answers.put(error)
+
+    threading.Thread(target=answer, daemon=True).start()
+    try:
+        found = answers.get(timeout=seconds)
+    except Empty:
+        raise StorageError(
+            f"{path} did not answer for {seconds:.0f} s: the server or the disk behind it hangs",
+            hint="ask who runs the machine, or name a copy on another disk",
+        ) from None
+    if isinstance(found, BaseException):
+        raise found
+    return found[0]
+
+
+def measure_store(
+    folder: str, files: Sequence[tuple[str, int]], *, seconds: float = 4.0, streams: int = 16
+) -> StoreSpeed:
+    """Read some of the files, for about `seconds` in all; nothing is written.
+
+    Args:
+        files: paths on the file system of `folder`, and their sizes; the more, the better.
+        streams: readers at a time, for what all of them get together.
+
+    Raises:
+        StorageError: no file could be read, or the store does not answer.
+    """
+
+    def measure() -> StoreSpeed:
+        return _Measurement(folder, files, seconds, streams).run()
+
+    return call_patiently(folder, measure, PATIENCE_S + seconds)
+
+
+def measure_writes(folder: str, *, seconds: float = 2.0) -> tuple[Figure, Figure]:
+    """Return the bytes per second of writing one file to the disk, and the seconds of making a small one.
+
+    Raises:
+        StorageError: the folder cannot be written to, has no room, or does not answer.
+    """
+    call_patiently(folder, lambda: os.path.exists(folder))
+    rates = [measure_scratch(folder, seconds=seconds / 8).write_bytes_per_s for _ in range(4)]
+    times, data = [], os.urandom(_SMALL_BYTES)
+    deadline = time.perf_counter() + seconds / 4
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="feedrate-bench-") as inside:
+            for number in range(_SMALL_FILES):
+                began = time.perf_counter()
+                with open(os.path.join(inside, str(number)), "xb", buffering=0) as file:
+                    file.write(data)
+                times.append(time.perf_counter() - began)
+                if time.perf_counter() > deadline:
+                    break
+    except OSError as error:
+        raise StorageError(f"cannot make files in {folder}: {error.strerror or error}") from error
+    return Figure.of_mean(rates), Figure.of_mean(times, format_count(len(times), "file"))
+
+
+class _Piece(NamedTuple):
+    """A part of a file."""
+
+    path: str
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What opening a file and reading a piece of it took, block by block: (bytes, seconds)."""
+
+    resident: float | None  # the share of the file that was in memory before; None: unknown
+    open_s: float
+    blocks: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for size, _ in self.blocks)
+
+    @property
+    def read_s(self) -> float:
+        return sum(took for _, took in self.blocks)
+
+    @property
+    def is_cold(self) -> bool:
+        return self.resident is None or self.resident <= _IN_MEMORY
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether all its pages are there because of this measurement."""
+        return self.resident is not None and self.resident <= _NOT_IN_MEMORY
+
+
+class _Measurement:
+    """One measurement: the files dealt out to its parts, and what they found."""
+
+    def __init__(self, folder: str, files: Sequence[tuple[str, int]], seconds: float, streams: int) -> None:
+        self._folder, self._seconds, self._streams = folder, seconds, streams
+        self._files = [(path, size) for path, size in files if size > 0]
+        random.shuffle(self._files)
+        self._error: OSError | None = None
+        self._has_cold = True
+
+    def run(self) -> StoreSpeed:
+        storage = describe_storage(self._folder)
+        first, opened, together, inside = self._deal()
+        stat_s = self._ask_sizes(together)
+        once, again = self._read_one_by_one(first)
+        readings = [reading for reading in once if reading.is_cold]
+        self._has_cold = bool(readings)
+        readings = readings or once
+        if not readings:
+            raise self._explain()
+        file_s, stream = _fit(readings)
+        files_per_s = self._open_together(opened) or Figure.within(1 / file_s.value, 3.0, ASSUMED)
+        total, opens_per_s = self._read_together(together)
+        seen = total or Figure.exactly(0.0)
+        each_bytes = seen.value / max(opens_per_s, 1e-9)
+        is_full = each_bytes < _BLOCK_BYTES and opens_per_s > _FULL * files_per_s.value
+        if is_full or each_bytes < _TINY_BYTES:
+            total = None
+        if stream is None:
+            file_s, stream = _bound(readings, total)
+        if total is None:
+            most = max(seen.value, stream.value)
+            total = Figure(most, seen.low or stream.low, 10 * most, ASSUMED, _TOO_SMALL)
+        listing = self._list_folders([path for path, _ in first], file_s)
+        known = [(r.size_bytes, r.resident) for r in once if r.resident is not None]
+        known_bytes = sum(size for size, _ in known)
+        warm = _fit(again) if again else None
+        note = self._describe(readings, storage.is_virtual_disk)
+        return StoreSpeed(
+            path=self._folder,
+            kind=storage.kind,
+            file_s=replace(file_s, note=note),
+            list_s=listing[0] if listing else None,
+            folder_s=listing[1] if listing else None,
+            read_s=self._read_inside(inside) or replace(file_s, origin=ASSUMED, note="as opening a file"),
+            stream_bytes_per_s=replace(stream, note=stream.note or note),
+            total_bytes_per_s=replace(total, note=total.note or f"{self._streams} readers"),
+            files_per_s=replace(files_per_s, note=files_per_s.note or f"{self._streams} readers"),
+            streams=self._streams,
+            warm_file_s=warm[0] if warm else None,
+            warm_bytes_per_s=(warm[1] or _bound(again, None)[1]) if warm else None,
+            keeps_pages=self._find_keeping(readings, again),
+            cold_share=sum(s * (1 - r) for s, r in known) / known_bytes if known_bytes else None,
+            stat_s=stat_s,
+        )
+
+    def _ask_sizes(self, files: list[tuple[str, int]]) -> Figure | None:
+        times: list[float] = []
+        began = now = time.perf_counter()
+        for path, _ in files[:_MOST_STATS]:
+            with contextlib.suppress(OSError):
+                os.stat(path)
+                times.append(time.perf_counter() - now)
+            now = time.perf_counter()
+            if now - began > _STAT * self._seconds:
+                break
+        return Figure.of_mean(times[1:], format_count(len(times) - 1, "file")) if len(times) > 2 else None
+
+    def _deal(self) -> list[list[tuple[str, int]]]:
+        files, parts = self._files, 4
+        if len(files) >= parts * self._streams:
+            return [files[part::parts] for part in range(parts)]
+        return [files] * parts  # few: of the large ones, each part reads another range
+
+    def _explain(self) -> StorageError:
+        if self._error is None:
+            return StorageError(f"there is no file in {self._folder} to measure its speed with")
+        path = os.fsdecode(self._error.filename or self._folder)
+        return StorageError(f"cannot read {path}: {self._error.strerror or self._error}")
+
+    def _describe(self, readings: list[_Reading], is_virtual: bool) -> str:
+        words = [format_count(len(readings), "file")]
+        if not self._has_cold:
+            words.append("all were in memory already")
+        if is_virtual:
+            words.append("a virtual disk, which may be cached where it lies")
+        return ", ".join(words)
+
+    def _read_one_by_one(self, files: list[tuple[str, int]]) -> tuple[list[_Reading], list[_Reading]]:
+        """Return what files took, and those of them that were not in memory, again at once."""
+        once: list[_Reading] = []
+        again: list[_Reading] = []
+        began, again_s, buffer = time.perf_counter(), 0.0, bytearray(_BLOCK_BYTES)
+        for path, size in files:
+            if time.perf_counter() - began - again_s > _ONE * self._seconds:
+                break
+            piece = _Piece(path, 0, min(size // 4, _MOST_BYTES) if size >= _LARGE_BYTES else size)
+            deadline = time.perf_counter() + _ONE * self._seconds / 2
+            reading = self._read(piece, buffer, deadline, is_dropped=False)
+            if reading is None:
+                continue
+            once.append(reading)
+            piece = piece._replace(stop=max(1, reading.size_bytes))
+            if not reading.is_cold:
+                again.append(reading)
+            elif again_s < _AGAIN * self._seconds:
+                now = time.perf_counter()
+                second = self._read(piece, buffer, math.inf, is_dropped=reading.is_ours)
+                again += [second] if second else []
+                again_s += time.perf_counter() - now
+            elif reading.is_ours:
+                self._drop(path)
+        return once, again
+
+    def _read(
+        self,
+        piece: _Piece,
+        buffer: bytearray,
+        deadline: float,
+        *,
+        is_dropped: bool | None,
+        count: Callable[[int], None] = lambda _: None,
+    ) -> _Reading | None:
+        """Read a piece until the deadline; None: that failed. `is_dropped`: None: if the pages are ours."""
+        try:
+            began = time.perf_counter()
+            descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                size = os.fstat(descriptor).st_size
+                open_s = time.perf_counter() - began
+                reading = _Reading(measure_open_residency(descriptor, piece.path), open_s)
+                if is_dropped is None and self._has_cold and not reading.is_cold:
+                    return None
+                offset, stop = piece.start, min(piece.stop, size)
+                while offset < stop:
+                    began = time.perf_counter()
+                    got = os.preadv(descriptor, [memoryview(buffer)[: stop - offset]], offset)
+                    now = time.perf_counter()
+                    reading.blocks.append((got, now - began))
+                    count(got)
+                    offset += got
+                    if not got or now > deadline:
+                        break
+                if is_dropped or (is_dropped is None and reading.is_ours):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._error = error
+            return None
+        return reading if reading.blocks else None
+
+    def _drop(self, path: str) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+    def _open_together(self, files: list[tuple[str, int]]) -> Figure | None:
+        chosen = files if len(files) >= self._streams else cycle(files)
+
+        def open_one(file: tuple[str, int], _: bytearray, count: Callable[[int], None]) -> None:
+            path, size = file
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                # Of large files it takes longer to ask than to open them; their first page may stay.
+                resident = measure_open_residency(descriptor, path) if size < _LARGE_BYTES else None
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the first bytes alone
+                os.pread(descriptor, _FIRST_BYTES, 0)
+                if resident is not None and resident <= _NOT_IN_MEMORY:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+            count(1)
+
+        return self._run_together(chosen, open_one, _OPEN)
+
+    def _read_together(self, files: list[tuple[str, int]]) -> tuple[Figure | None, float]:
+        """Return the bytes per second of all readers, and how many files they opened per second for that."""
+        pieces = []
+        for path, size in files:
+            if size < _LARGE_BYTES:
+                pieces.append(_Piece(path, 0, size))
+                continue
+            starts = range(size // 4, 3 * size // 4, _PIECE_BYTES)
+            pieces += [_Piece(path, start, min(start + _PIECE_BYTES, 3 * size // 4)) for start in starts]
+        random.shuffle(pieces)
+        opened: list[float] = []
+        deadline = time.perf_counter() + _TOGETHER * self._seconds
+
+        def read_one(piece: _Piece, buffer: bytearray, count: Callable[[int], None]) -> None:
+            if self._read(piece, buffer, deadline, is_dropped=None, count=count):
+                opened.append(time.perf_counter())
+
+        began = time.perf_counter()
+        rate = self._run_together(pieces, read_one, _TOGETHER)
+        return rate, len(opened) / (opened[-1] - began) if opened else 0.0
+
+    def _run_together(
+        self,
+        work: Iterable[Result],
+        act: Callable[[Result, bytearray, Callable[[int], None]], None],
+        share: float,
+    ) -> Figure | None:
+        """Return the rate at which readers count up, each acting on one piece of work after another."""
+        events: list[tuple[float, int]] = []
+        left, lock = iter(work), threading.Lock()
+        began = time.perf_counter()
+        deadline = began + share * self._seconds
+
+        def run() -> None:
+            buffer = bytearray(_BLOCK_BYTES)
+            while time.perf_counter() < deadline:
+                with lock:
+                    one = next(left, None)
+                if one is None:
+                    return
+                try:
+                    act(one, buffer, lambda count: events.append((time.perf_counter(), count)))
+                except OSError as error:
+                    self._error = error
+
+        # Daemons: where the store hangs, they are left behind.
+        threads = [threading.Thread(target=run, daemon=True) for _ in range(self._streams)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return _find_rate(began, events, self._streams)
+
+    def _read_inside(self, files: list[tuple[str, int]]) -> Figure | None:
+        """Return what a read of a few KB takes, anywhere in a file that is open."""
+        times: list[float] = []
+        buffer = bytearray(_READ_BYTES)
+        deadline = time.perf_counter() + _INSIDE * self._seconds
+        for path, size in files:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    resident = measure_open_residency(descriptor, path)
+                    if self._has_cold and resident is not None and resident > _IN_MEMORY:
+                        continue
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+                    for offset in _pick_offsets(size, max(_READS_PER_FILE, _READS // len(files))):
+                        began = time.perf_counter()
+                        os.preadv(descriptor, [buffer], offset)
+                        times.append(time.perf_counter() - began)
+                        if time.perf_counter() > deadline:
+                            break
+                    if resident is not None and resident <= _NOT_IN_MEMORY:
+                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                self._error = error
+            if time.perf_counter() > deadline:
+                break
+        return Figure.of_mean(times, format_count(len(times), "read")) if times else None
+
+    def _list_folders(self, paths: list[str], file_s: Figure) -> tuple[Figure, Figure] | None:
+        """Return what an entry takes and what a folder takes, from some folders; large ones in part."""
+        folders = {os.path.dirname(path) for path in paths[:1000]}
+        folders |= {os.path.dirname(folder) for folder in folders if folder != self._folder}
+        deadline = time.perf_counter() + _LIST * self._seconds
+        took: list[tuple[int, float]] = []
+        for folder in random.sample(sorted(folders), len(folders)):
+            began, entries = time.perf_counter(), 0
+            try:
+                with os.scandir(folder) as found:
+                    for entries, _ in enumerate(found, 1):
+                        if not entries % 256 and time.perf_counter() > deadline:
+                            break
+            except OSError:
+                continue
+            took.append((entries, time.perf_counter() - began))
+            if time.perf_counter() > deadline:
+                break
+        if not took:
+            return None
+        small = [seconds for entries, seconds in took if entries <= 20]
+        # Where all are large, a folder is opened as a file is.
+        folder_s = (
+            Figure.of_mean(small) if small else replace(file_s, origin=ASSUMED, note="as opening a file")
+        )
+        entries = sum(count for count, _ in took)
+        rest_s = sum(seconds for _, seconds in took) - len(took) * folder_s.value
+        per_entry = max(rest_s, 0.1 * sum(seconds for _, seconds in took)) / max(entries, 1)
+        return Figure.within(per_entry, 1.5, file_s.origin, format_count(len(took), "folder")), folder_s
+
+    def _find_keeping(self, readings: list[_Reading], again: list[_Reading]) -> bool | None:
+        if not self._has_cold:
+            return True
+        if not again:
+            return None
+        once = sum(reading.read_s for reading in readings) / sum(reading.size_bytes for reading in readings)
+        return sum(r.read_s for r in again) / sum(r.size_bytes for r in again) < once / 2
+
+
+def _pick_offsets(size_bytes: int, count: int) -> list[int]:
+    if size_bytes < _LARGE_BYTES:
+        return [0]
+    start = 3 * size_bytes // 4
+    return [
+        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES for _ in range(count)
+    ]
+
+
+def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:
+    if not events:
+        return None
+    events.sort()
+    end = events[-1][0]
+    slot_s = (end - began) / _SLOTS
+    if len(events) < 4 * streams or slot_s <= 0:
+        rate = sum(count for _, count in events) / max(end - began, 1e-9)
+        return Figure.within(rate, 1.3, "measured", f"{format_count(len(events), 'read')}, {streams} readers")
+    slots = [0] * _SLOTS
+    for at, count in events:
+        slots[min(int((at - began) / slot_s), _SLOTS - 1)] += count
+    figure = Figure.of_mean([count / slot_s for count in slots[1:]])  # in the first, readers begin
+    # Something was read: where that came in bursts, the rate is small at worst, and not none.
+    return replace(figure, low=max(figure.low, figure.value / 10))
+
+
+def _fit(readings: Sequence[_Reading]) -> tuple[Figure, Figure | None]:
+    """Return what a file takes and bytes per second, so that `file + bytes / rate` is what readings took.
+
+    Bytes per second: None: the files are too small, or too much alike, to tell.
+    """
+    steady = [block for reading in readings for block in reading.blocks[1:]]
+    rate = _find_ratio(steady) if sum(size for size, _ in steady) >= _LARGE_BYTES else None
+    if rate is None and (slope := _find_slope(readings)) is not None:
+        rate = Figure(1 / slope.value, 1 / slope.high, 1 / slope.low)
+    return _find_file_s(readings, rate.value if rate else math.inf), rate
+
+
+def _find_file_s(readings: Sequence[_Reading], rate: float) -> Figure:
+    left = [reading.open_s + reading.read_s - reading.size_bytes / rate for reading in readings]
+    figure, least = Figure.of_mean(left), math.fsum(reading.open_s for reading in readings) / len(readings)
+    return Figure(max(figure.value, least), max(figure.low, least), max(figure.high, least))
+
+
+def _find_ratio(blocks: Sequence[tuple[int, float]]) -> Figure:
+    """Return the bytes per second of blocks, within two standard errors of a ratio."""
+    seconds = math.fsum(took for _, took in blocks)
+    rate = sum(size for size, _ in blocks) / max(seconds, 1e-9)
+    squares = math.fsum((took - size / rate) ** 2 for size, took in blocks)
+    error = min(max(2 * math.sqrt(squares) / max(seconds, 1e-9), 0.03), 0.9)
+    return Figure(rate, rate * (1 - error), rate * (1 + error))
+
+
+def _find_slope(readings: Sequence[_Reading]) -> Figure | None:
+    """Return seconds per byte from files of different sizes; None: it does not stand out from the noise."""
+    if len(readings) < 8:
+        return None
+    points = [(r.size_bytes, r.open_s + r.read_s) for r in readings]
+    weights = [1 / took**2 for _, took in points]  # errors grow with the time
+    total = math.fsum(weights)
+    mean_size = math.fsum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
+    mean_took = math.fsum(w * took for w, (_, took) in zip(weights, points, strict=True)) / total
+    spread = math.fsum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
+    both = math.fsum(
+        w * (size - mean_size) * (took - mean_took) for w, (size, took) in zip(weights, points, strict=True)
+    )
+    if spread <= 0 or both <= 0:
+        return None
+    slope = both / spread
+    squares = math.fsum(
+        w * (took - mean_took - slope * (size - mean_size)) ** 2
+        for w, (size, took) in zip(weights, points, strict=True)
+    )
+    error = 2 * math.sqrt(squares / (len(points) - 2) / spread)
+    return Figure(slope, slope - error, slope + error) if error < slope / 2 else None
+
+
+def _bound(readings: Sequence[_Reading], total: Figure | None) -> tuple[Figure, Figure]:
+    """Return the same where the rate cannot be told: between what was seen and what many readers get."""
+    low = sum(r.size_bytes for r in readings) / max(math.fsum(r.read_s for r in readings), 1e-9)
+    value = max(math.sqrt(low * total.value) if total else _USUAL_BYTES_PER_S, 2 * low)
+    rate = Figure(value, low, max(total.value if total else 0.0, 5 * value), ASSUMED, _TOO_SMALL)
+    return _find_file_s(readings, rate.value), rate

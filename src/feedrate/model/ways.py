@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long copying, packing and an epoch take: what a sample costs the device, the cores and the stores.
+
+Times are in seconds, of one sample where nothing else is said. Every part of an epoch is found alone; the
+slowest decides, by the same soft maximum as in a training step (pipeline.py). docs/model.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from feedrate.model.pipeline import Pipeline, best_workers, soft_max
+from feedrate.model.scale import share
+
+CORES, WORKERS, SOURCE = "cores", "workers", "source"  # names of limits, beside those of a Pipeline
+COPY_STREAMS = 8  # reads in flight of `feedrate stage`
+COPY_BLOCK_BYTES = 4 << 20  # larger files are read in blocks, several at a time
+# CPU time of `feedrate stage` for a file, in one thread at a time: made, checked, renamed, synced.
+COPY_FILE_S = 0.25e-3
+# Until a command has been loaded, and until a DataLoader's workers have been started.
+START_S, WORKERS_START_S = 0.4, 0.28
+PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A file system, as `StoreSpeed` has it: one reader waits `file_s` per file and `read_s` per read."""
+
+    stat_s: float
+    file_s: float
+    read_s: float
+    stream_bytes_per_s: float
+    total_bytes_per_s: float
+    files_per_s: float
+    warm_file_s: float
+    warm_bytes_per_s: float
+    write_bytes_per_s: float
+    create_s: float
+    keeps_pages: bool
+
+    def shared_by(self, nodes: int, shared_bytes_per_s: float | None = None) -> Store:
+        """Return what one of several nodes has of it when all read at once.
+
+        `shared_bytes_per_s`: what it gives all of them; None: what one was seen to get.
+        """
+        each = share(self.total_bytes_per_s, shared_bytes_per_s, nodes)
+        files_per_s = self.files_per_s * each / self.total_bytes_per_s
+        return replace(self, total_bytes_per_s=each, files_per_s=files_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an epoch asks of a node.
+
+    Attributes:
+        samples: of this node. A sample is read from its own file (`is_files`) or from the middle of a shard.
+        sample_bytes: encoded, as they are read.
+        wait_s: what one reader waits for a sample that is not in memory, where that was measured;
+            None: as the store's figures say.
+        reads: reads of the store for one sample of a shard: fewer than one where several share a page.
+        cpu_s: CPU time to make a sample; `core_gain`: what all cores make, in units of one.
+        readers: samples that are made at a time: worker processes or threads; each reads, then decodes.
+        device_s: the device's time for a sample; `device_cpu_s`: CPU time of the loop in it.
+    """
+
+    samples: float
+    sample_bytes: float
+    is_files: bool
+    cpu_s: float
+    core_gain: float
+    readers: float
+    device_s: float
+    device_cpu_s: float = 0.0
+    wait_s: float | None = None
+    reads: float = 1.0
+
+    def with_(self, **changes: float | bool) -> Load:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    seconds: float
+    limit: str
+
+
+def cold_s(load: Load, store: Store) -> float:
+    """Return what one reader waits for a sample that is not in memory."""
+    if load.wait_s is not None:
+        return load.wait_s
+    fixed = store.file_s if load.is_files else load.reads * store.read_s
+    return fixed + load.sample_bytes / store.stream_bytes_per_s
+
+
+def _pipeline(load: Load, blocked_s: float) -> Pipeline:
+    return Pipeline(
+        device_s=load.device_s,
+        device_cpu_s=load.device_cpu_s,
+        fetch_cpu_s=load.cpu_s,
+        fetch_blocked_s=blocked_s,
+        handover_s=0.0,
+        workers=max(load.readers, 1.0),
+        cores=load.core_gain,
+    )
+
+
+def find_workers(load: Load, store: Store, most: int, *, each: float) -> int:
+    """Return the smallest number of workers, of `each` ranks, that is about as good as any up to `most`."""
+    return best_workers(_pipeline(load, cold_s(load, store)), most, each)
+
+
+def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch:
+    """Return how long an epoch takes, of whose bytes the share `warm` is in memory, and what limits it."""
+    waiting_s = (1 - warm) * cold_s(load, store)
+    warm_s = (store.warm_file_s if load.is_files else 0.0) + load.sample_bytes / store.warm_bytes_per_s
+    pipeline = _pipeline(load, waiting_s + warm * warm_s)
+    ceiling = (1 - warm) * max(
+        load.sample_bytes / store.total_bytes_per_s, 1 / store.files_per_s if load.is_files else 0.0
+    )
+    limits = {**pipeline.limits, name: ceiling}
+    slowest = max(limits, key=lambda part: limits[part])
+    if slowest == WORKERS:
+        # More readers would help: those that wait for the store name it, those that compute, themselves.
+        slowest = name if waiting_s > load.cpu_s else WORKERS if load.readers < load.core_gain else CORES
+    return Epoch(load.samples * soft_max(pipeline.step_s, ceiling), slowest)
+
+
+def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> float:
+    """Return how long `feedrate stage` takes: asking for sizes, then reading, several files at a time."""
+    streams = min(COPY_STREAMS, max(files, size_bytes / COPY_BLOCK_BYTES, 1.0))
+    copying = soft_max(
+        (files * source.file_s + size_bytes / source.stream_bytes_per_s) / streams,
+        size_bytes / source.total_bytes_per_s,
+        files / source.files_per_s,
+        size_bytes / target.write_bytes_per_s + files * target.create_s / streams,
+    )
+    return START_S + files * (source.stat_s / streams + COPY_FILE_S) + copying
+
+
+def pack_s(
+    load: Load, source: Store, target: Store, *, warm: float, list_s: float, size_bytes: float
+) -> float:
+    """Return how long `feedrate pack` takes: `load.cpu_s` is what packing a sample costs.
+
+    Folders are listed, and files asked for their sizes, by all cores but one.
+    """
+    asking = load.samples * source.stat_s / max(load.readers - 1, 1.0) if load.is_files else 0.0
+    reading = epoch(load, source, warm=warm).seconds
+    return START_S + list_s + asking + soft_max(reading, size_bytes / target.write_bytes_per_s)
+
+
+def lru_share(share: float) -> float:
+    """Return how often a cache hits that evicts the least recently used and holds `share` of the samples.
+
+    Every epoch has a new order. The page cache of Linux is near to this.
+    """
+    if share >= 1:
+        return 1.0
+    return 0.0 if share <= 0 else share + (1 - share) * math.log(1 - share)
+
+
+def count_epochs_to_pay(
+    before_s: float, first_s: float, later_s: float, against: tuple[float, float]
+) -> float:
+    """Return after how many epochs a way has caught up with one that starts at once; infinite: never.
+
+    `against`: the other's first and later epochs.
+    """
+    behind = before_s + first_s - against[0]
+    if behind <= 0:
+        return 1.0
+    gain = against[1] - later_s
+    return math.inf if gain <= 0 else 1 + behind / gain
+
+
+def find_unevenness(samples: float, batch_size: float, workers: float) -> float:
+    """Return how much more than its part the busiest of several workers makes: whole batches, in turn."""
+    batches = math.ceil(samples / batch_size)
+    most = min(math.ceil(batches / workers) * batch_size, samples)
+    return max(most * workers / samples, 1.0)

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one way takes, for one set of values: the parts of a recipe, put through the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from feedrate.figures import ASSUMED, Figure
+from feedrate.machine.results import StoreSpeed
+from feedrate.model.pipeline import soft_max
+from feedrate.model.ways import (
+    PAGE_BYTES,
+    WORKERS_START_S,
+    Epoch,
+    Load,
+    Store,
+    copy_s,
+    epoch,
+    find_unevenness,
+    find_workers,
+    lru_share,
+    pack_s,
+)
+from feedrate.plan.recipes import GPU_CACHE_SHARE, MARGIN, Outcome, Recipe, shrink_of
+from feedrate.plan.results import Node, Survey
+
+_WORKER_BYTES = 250e6  # a DataLoader worker with torch: what it does not share
+PROCESS_BYTES = 2e9  # the training process: torch, CUDA's context, pinned batches
+_PACK_OVERHEAD_BYTES = 1800  # a sample's tar headers, padding, label, and row in the index
+_ENTRY_SHARE = 0.024  # entry points, as a share of the JPEG bytes they belong to
+_SHARD_BYTES = 1e9
+_PLAIN_S = 20e-6  # handing on a sample that nothing decodes
+_GPU_DECODE_CPU = 0.1  # of the CPU's decoding time: reading, checking, cutting out the bytes
+_FIXED_SHARE = 0.1  # of the CPU's decoding time: what smaller images do not save
+_CROP_BYTES = 224 * 224 * 3
+
+
+def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
+    """Return all that ways depend on, by the names that `Case.evaluate` knows."""
+    plain = Figure.within(_PLAIN_S, 2, ASSUMED, "nothing is decoded")
+    decoding = survey.feedrate_s or plain
+    found = {
+        "samples": survey.samples,
+        "files": survey.files,
+        "sample_bytes": survey.sample_bytes,
+        "decoded_bytes": survey.decoded_bytes,
+        "pack_s": survey.pack_s,
+        "list_s": survey.list_s,
+        "pillow_s": survey.pillow_s or plain,
+        "feedrate_s": decoding,
+        # As photographs in benchmarks/results/tiers.json, where this dataset was not tried.
+        "whole_s": survey.whole_s or _guess(decoding, 3.8),
+        "cached_s": survey.cached_s or _guess(decoding, 0.5),
+        "memory_bytes": node.memory_bytes,
+        "cores": node.cores,
+    }
+    if survey.pillow_wait_s is not None:
+        found["pillow_wait_s"] = survey.pillow_wait_s
+    if survey.source.shared_bytes_per_s is not None:
+        found["shared_bytes_per_s"] = survey.source.shared_bytes_per_s
+    found |= name_store("source", survey.source)
+    if node.scratch is not None:
+        found |= name_store("scratch", node.scratch)
+    for name in ("model_rate", "gpu_memory_bytes", "gpu_decode_images_per_s", "to_device_bytes_per_s"):
+        if (figure := getattr(node, name)) is not None:
+            found[name] = figure
+    return found
+
+
+def _guess(figure: Figure, factor: float) -> Figure:
+    return Figure(
+        figure.value * factor, figure.low * factor / 1.3, figure.high * factor * 1.3, ASSUMED, "photographs"
+    )
+
+
+def name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
+    found = {
+        "stat_s": store.stat_s or store.file_s.scaled(0.3).assumed("a third of opening"),
+        "file_s": store.file_s,
+        "read_s": store.read_s,
+        "stream_bytes_per_s": store.stream_bytes_per_s,
+        "total_bytes_per_s": store.total_bytes_per_s,
+        "files_per_s": store.files_per_s,
+        "warm_file_s": store.warm_file_s or Figure.within(20e-6, 2, ASSUMED, "a local file"),
+        "warm_bytes_per_s": store.warm_bytes_per_s or Figure.within(4e9, 2, ASSUMED, "memory"),
+        # Where no trial file may be written, writing is taken to be as fast as reading.
+        "write_bytes_per_s": store.write_bytes_per_s or store.total_bytes_per_s.assumed("as fast as reading"),
+        "create_s": store.create_s or store.file_s.assumed("as long as opening"),
+    }
+    return {f"{name}_{key}": figure for key, figure in found.items()}
+
+
+def make_store(name: str, v: Mapping[str, float], *, keeps_pages: bool) -> Store:
+    prefix = f"{name}_"
+    values = {key.removeprefix(prefix): value for key, value in v.items() if key.startswith(prefix)}
+    return Store(**values, keeps_pages=keeps_pages)
+
+
+class Case:
+    """One dataset on one node, with the number of workers that the script's DataLoader has now."""
+
+    def __init__(self, survey: Survey, node: Node, workers: int, batch_size: int) -> None:
+        self.survey, self.node, self.workers, self.batch_size = survey, node, workers, batch_size
+        self.is_pack = survey.kind == "pack"
+        self.is_files = not self.is_pack and survey.files.value > 0.5 * survey.samples.value
+        self.ranks = max(node.gpus, 1)
+
+    def evaluate(self, recipe: Recipe, v: Mapping[str, float]) -> Outcome:
+        source = make_store("source", v, keeps_pages=self.survey.source.keeps_pages is not False)
+        # A way that lacks scratch is shown as one that does not fit, with some numbers.
+        scratch = make_store("scratch", v, keeps_pages=True) if "scratch_file_s" in v else source
+        shared = source.shared_by(self.node.nodes, v.get("shared_bytes_per_s"))
+        store = scratch if recipe.is_local else shared
+        error = v.get("error", 1.0)
+
+        is_packed = recipe.packed or self.is_pack
+        shrink = shrink_of(self.survey) if recipe.resized else 1.0
+        decoded = v["decoded_bytes"] * shrink
+        sample_bytes = v["sample_bytes"] * shrink * (1 + _ENTRY_SHARE if recipe.packed else 1.0)
+        size_bytes = v["samples"] * (sample_bytes + (_PACK_OVERHEAD_BYTES if is_packed else 0))
+        parts: list[tuple[str, float]] = []
+        if recipe.packed and not self.is_pack:
+            home = scratch if recipe.on_scratch else source
+            parts.append(("pack", error * self._pack_s(recipe, v, source, home, size_bytes)))
+        shards = max(size_bytes / _SHARD_BYTES, 1.0)
+        copying = copy_s(shards if is_packed else v["files"], size_bytes, shared, scratch)
+        if recipe.staged:
+            parts.append(("stage", error * copying))
+
+        load = self._load(recipe, v, sample_bytes, shrink)
+        workers = self.workers
+        if recipe.best_workers:
+            # Workers that wait for a store need no core, but each takes memory.
+            most = int(max(4 * v["cores"] / self.ranks, workers))
+            workers = max(find_workers(load, store, most, each=self.ranks), workers)
+            load = load.with_(readers=workers * self.ranks)
+        processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
+        memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
+        room = max(memory * MARGIN - processes, 0.0)
+        kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"], room)
+        in_memory = cache_bytes if recipe.cache == "ram" else 0.0
+        held = (room - in_memory) / max(size_bytes * (1 - kept), 1.0) if store.keeps_pages else 0.0
+        held = min(max(held, 0.0), 1.0)
+
+        # What was just written is in memory, as far as there is room for it.
+        is_fresh = recipe.is_local or (recipe.packed and not self.is_pack)
+        name = "scratch" if recipe.is_local else "source"
+        starting = 0.0 if is_packed else WORKERS_START_S
+        filling = load.with_(cpu_s=v["whole_s"] * shrink) if recipe.cache else load
+        first = epoch(filling, store, warm=held if is_fresh else self.survey.resident or 0.0, name=name)
+        first = Epoch(first.seconds + starting, first.limit)
+        if recipe.live:
+            first = _slower(first, Epoch(copying, "source"))
+        later = self._later(recipe, v, load, store, kept, lru_share(held), name)
+        if recipe.cache == "disk":
+            reading = load.samples * kept * decoded / scratch.total_bytes_per_s
+            later = _slower(later, Epoch(reading * (1 - lru_share(room / max(cache_bytes, 1.0))), "scratch"))
+        on_scratch = size_bytes if recipe.is_local else 0.0
+        return Outcome(
+            parts=tuple(parts),
+            first=Epoch(first.seconds * error, first.limit),
+            later=Epoch(later.seconds * error, later.limit),
+            pack_bytes=size_bytes if recipe.packed and not self.is_pack and not recipe.on_scratch else 0.0,
+            copy_bytes=on_scratch + (cache_bytes if recipe.cache == "disk" else 0.0),
+            memory_bytes=processes + in_memory + (size_bytes if recipe.more_memory else 0.0),
+            workers=workers,
+            kept=kept,
+        )
+
+    def _pack_s(
+        self, recipe: Recipe, v: Mapping[str, float], source: Store, home: Store, size_bytes: float
+    ) -> float:
+        """The pack is made once, by one node."""
+        load = Load(
+            samples=v["samples"],
+            sample_bytes=v["sample_bytes"],
+            is_files=self.is_files,
+            cpu_s=v["pack_s"] + (2 * v["pillow_s"] if recipe.resized else 0.0),
+            core_gain=self._gain(self.survey.feedrate_cores, v),
+            readers=v["cores"],
+            device_s=0.0,
+        )
+        warm = self.survey.resident or 0.0
+        return pack_s(load, source, home, warm=warm, list_s=v["list_s"], size_bytes=size_bytes)
+
+    def _gain(self, measured: float, v: Mapping[str, float]) -> float:
+        """Return what all cores make, in units of one; `measured` is that of this machine's cores."""
+        return max(measured * v["cores"] / self.survey.cores, 0.1)
+
+    def _load(self, recipe: Recipe, v: Mapping[str, float], sample_bytes: float, shrink: float) -> Load:
+        is_packed = recipe.packed or self.is_pack
+        device_s = 1 / (v["model_rate"] * self.ranks) if "model_rate" in v else 0.0
+        if recipe.gpu_decode and "gpu_decode_images_per_s" in v:
+            device_s += 1 / (v["gpu_decode_images_per_s"] * self.ranks)
+        if "to_device_bytes_per_s" in v and self.survey.feedrate_s is not None:
+            device_s = max(device_s, _CROP_BYTES / (v["to_device_bytes_per_s"] * self.ranks))
+        cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
+        cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
+        samples = v["samples"] / self.node.nodes
+        workers = float(self.workers * self.ranks)
+        workers /= find_unevenness(samples, self.batch_size, workers)
+        # A store's readahead suits some sizes of reads more than others: in place, Pillow itself was timed.
+        is_in_place = not is_packed and not recipe.is_local
+        shared = (sample_bytes + _PACK_OVERHEAD_BYTES) / (sample_bytes + PAGE_BYTES)
+        return Load(
+            samples=samples,
+            sample_bytes=sample_bytes,
+            is_files=self.is_files and not recipe.packed,
+            cpu_s=cpu_s * (_GPU_DECODE_CPU if recipe.gpu_decode else 1.0),
+            core_gain=self._gain(cores, v),
+            readers=v["cores"] if is_packed else workers,
+            wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
+            reads=min(shared, 1.0) if self.survey.source.keeps_pages is not False else 1.0,
+            device_s=device_s,
+            # Where there is no GPU, the model takes the cores.
+            device_cpu_s=device_s * v["cores"] if self.node.gpus == 0 else 0.0,
+        )
+
+    def _measure_cache(
+        self, recipe: Recipe, v: Mapping[str, float], wanted: float, room: float
+    ) -> tuple[float, float]:
+        """Return which share of the decoded samples a cache holds, and its bytes."""
+        if not recipe.cache:
+            return 0.0, 0.0
+        if recipe.cache == "gpu":
+            room = v.get("gpu_memory_bytes", 0.0) * GPU_CACHE_SHARE
+        elif recipe.cache == "disk":
+            free = self.node.scratch_free_bytes
+            room = 0.0 if free is None else free.value * MARGIN
+        kept = min(room / max(wanted, 1.0), 1.0)
+        return kept, kept * wanted
+
+    def _later(
+        self,
+        recipe: Recipe,
+        v: Mapping[str, float],
+        load: Load,
+        store: Store,
+        kept: float,
+        warm: float,
+        name: str,
+    ) -> Epoch:
+        hit_s = 0.0 if recipe.cache == "gpu" else v["cached_s"]
+        mixed = load.with_(
+            cpu_s=kept * hit_s + (1 - kept) * load.cpu_s, sample_bytes=load.sample_bytes * (1 - kept)
+        )
+        return epoch(mixed, store, warm=1 - (1 - warm) * (1 - kept), name=name)
+
+
+def _slower(one: Epoch, other: Epoch) -> Epoch:
+    return Epoch(soft_max(one.seconds, other.seconds), max(one, other, key=lambda e: e.seconds).limit)

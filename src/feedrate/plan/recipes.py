@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways to train, as the parts that each is made of; what a user types for one, and why it may not fit."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from feedrate.model.ways import Epoch
+from feedrate.plan.results import Node, Survey
+from feedrate.units import format_bytes, shell_quote
+
+RESIZE = 256
+MARGIN = 0.9  # of a memory limit: the rest is left to what nobody counted
+GPU_CACHE_SHARE = 0.5  # of a GPU's memory: the model comes first
+_ENOUGH_ROOM = 0.98
+_LEAST_KEPT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way.
+
+    Attributes:
+        packed: the dataset becomes a pack, on the source's file system, or on scratch (`on_scratch`).
+        staged: a copy on scratch comes first; `live`: it is made while training.
+        cache: `ram`, `disk` or `gpu`: where decoded images are kept.
+        resized: the pack's images are made smaller.
+    """
+
+    code: str
+    name: str
+    packed: bool = False
+    on_scratch: bool = False
+    staged: bool = False
+    live: bool = False
+    cache: str = ""
+    best_workers: bool = False
+    more_memory: bool = False
+    gpu_decode: bool = False
+    resized: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether samples are read from scratch."""
+        return self.staged or self.live or self.on_scratch
+
+    @property
+    def needs(self) -> str:
+        """What it asks of the user beside time and room, in words."""
+        if self == IN_PLACE:
+            return ""
+        if self.more_memory:
+            return "a job with more memory"
+        if not self.packed:
+            return "another path in the script" if self.staged else "one number in the script"
+        return "feedrate.Loader in the script" + ("; images are re-encoded" if self.resized else "")
+
+
+IN_PLACE = Recipe("in-place", "read in place")
+_SMALL = f"pack --resize {RESIZE}"
+# The simplest first: of ways that take about the same time, the first is recommended.
+RECIPES = (
+    IN_PLACE,
+    Recipe("workers", "more workers", best_workers=True),
+    Recipe("memory", "more memory for the page cache", more_memory=True),
+    Recipe("stage", "stage the files", staged=True, best_workers=True),
+    Recipe("pack", "pack", packed=True),
+    Recipe("pack-scratch", "pack onto scratch", packed=True, on_scratch=True),
+    Recipe("pack-stage", "pack, stage", packed=True, staged=True),
+    Recipe("pack-live", "pack, train while staging", packed=True, live=True),
+    Recipe("gpu-decode", "pack, decode on the GPU", packed=True, gpu_decode=True),
+    Recipe(
+        "live-gpu-decode", "pack, train while staging, decode on the GPU", True, live=True, gpu_decode=True
+    ),
+    Recipe("ram", "pack, cache in memory", packed=True, cache="ram"),
+    Recipe("gpu", "pack, cache on the GPU", packed=True, cache="gpu"),
+    Recipe("disk", "pack, cache on scratch", packed=True, cache="disk"),
+    Recipe("live-ram", "pack, train while staging, cache in memory", packed=True, live=True, cache="ram"),
+    Recipe("live-gpu", "pack, train while staging, cache on the GPU", packed=True, live=True, cache="gpu"),
+    Recipe("resize", _SMALL, packed=True, resized=True),
+    Recipe("resize-live", f"{_SMALL}, train while staging", packed=True, live=True, resized=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a way takes.
+
+    Attributes:
+        parts: what comes before training, by name; in seconds.
+        pack_bytes, copy_bytes: on the disk where the pack is made, and on scratch.
+        workers: of the DataLoader; `kept`: which share of the samples a cache holds.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    first: Epoch
+    later: Epoch
+    pack_bytes: float
+    copy_bytes: float
+    memory_bytes: float
+    workers: int
+    kept: float
+
+    @property
+    def before_s(self) -> float:
+        return math.fsum(seconds for _, seconds in self.parts)
+
+    def total_s(self, epochs: int) -> float:
+        return self.before_s + self.first.seconds + (epochs - 1) * self.later.seconds
+
+    def gpu_s(self, epochs: int) -> float:
+        """Return how long the GPUs are taken: packing needs none, a job without them can do it."""
+        return self.total_s(epochs) - math.fsum(seconds for name, seconds in self.parts if name == "pack")
+
+
+def is_made_for(recipe: Recipe, survey: Survey, node: Node) -> bool:
+    """Return whether a way is one for this dataset and node at all; one that does not fit is still shown."""
+    is_image, is_pack = survey.feedrate_s is not None, survey.kind == "pack"
+    if recipe.gpu_decode or recipe.cache == "gpu":
+        return is_image and node.gpus > 0
+    if recipe.resized:
+        return is_image and not is_pack and shrink_of(survey) < 0.9
+    if recipe.cache:
+        return is_image
+    if is_pack:
+        return recipe == IN_PLACE or (recipe.packed and recipe.is_local and not recipe.on_scratch)
+    return not recipe.more_memory or survey.source.keeps_pages is not False
+
+
+def shrink_of(survey: Survey) -> float:
+    """Return which part of an image's pixels is left when its shorter side becomes RESIZE."""
+    shorter = min(survey.width, survey.height)
+    return 1.0 if shorter <= RESIZE else (RESIZE / shorter) ** 2
+
+
+def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node, workers: int) -> str:
+    """Return why a way cannot be gone here, in words; empty: it fits."""
+    if recipe.is_local or recipe.cache == "disk":
+        free = node.scratch_free_bytes
+        if node.scratch is None or free is None:
+            return "no scratch disk is known: name one with --scratch DIR"
+        if outcome.copy_bytes > free.value * _ENOUGH_ROOM:
+            return f"needs {format_bytes(outcome.copy_bytes)} of scratch, {format_bytes(free.value)} are free"
+    free = node.pack_free_bytes
+    if free is not None and outcome.pack_bytes > free.value * _ENOUGH_ROOM:
+        return f"the pack needs {format_bytes(outcome.pack_bytes)}, {format_bytes(free.value)} are free"
+    if recipe.more_memory:
+        most, wanted = node.machine_memory_bytes or node.memory_bytes, outcome.memory_bytes / MARGIN
+        if wanted <= node.memory_bytes.value:
+            return "the page cache holds all of it as it is"
+        if wanted > most.value:
+            return f"needs {format_bytes(wanted)}, the node has {format_bytes(most.value)}"
+    if recipe.cache and outcome.kept < _LEAST_KEPT:
+        return f"only {outcome.kept:.1%} of the decoded images would fit"
+    if recipe.gpu_decode and survey.formats.get("jpeg", 0.0) < 0.5:
+        return "the GPU decodes JPEG files only"
+    if recipe.gpu_decode and node.gpu_decode_images_per_s is None:
+        return "what this GPU decodes is not known: feedrate bench machine"
+    if recipe.code == "workers" and outcome.workers <= workers:
+        return f"{workers} are enough"
+    return ""
+
+
+def list_commands(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node) -> tuple[str, ...]:
+    """Return what to type, in order."""
+    if recipe == IN_PLACE:
+        return ()
+    if recipe.code == "workers":
+        return (f"DataLoader(..., num_workers={outcome.workers})",)
+    if recipe.more_memory:
+        return (f"sbatch --mem={math.ceil(outcome.memory_bytes / MARGIN / 1e9)}G ...",)
+    lines, pack = [], survey.dataset
+    if recipe.packed and survey.kind != "pack":
+        pack = (os.path.basename(survey.dataset.rstrip("/")).split(".")[0] or "data") + ".pack"
+        pack = os.path.join(node.scratch_path if recipe.on_scratch else node.pack_folder, pack)
+        options = f" --resize {RESIZE}" if recipe.resized else ""
+        options += " --entries gpu" if recipe.gpu_decode else ""
+        lines.append(f"feedrate pack {shell_quote(survey.dataset)} {shell_quote(pack)}{options}")
+    if recipe.staged:
+        scratch = shell_quote(node.scratch_path)
+        lines.append(f"DATA=$(feedrate stage {shell_quote(pack)} --scratch {scratch})")
+    if not recipe.packed:
+        return (*lines, f"train from $DATA with num_workers={outcome.workers}")
+    arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), "batch_size=256"]
+    if survey.feedrate_s is not None:
+        arguments += ["image=feedrate.RandomResizedCrop(224)", "flip=True"]
+    arguments += ['device="cuda"'] if node.gpus else []
+    arguments += ['decode="gpu"'] if recipe.gpu_decode else []
+    arguments += [f"scratch={node.scratch_path!r}"] if recipe.live else []
+    arguments += [f"cache=feedrate.Cache({_name_cache(recipe.cache, node)})"] if recipe.cache else []
+    return (*lines, f"feedrate.Loader({', '.join(arguments)})")
+
+
+def _name_cache(cache: str, node: Node) -> str:
+    if cache == "gpu" and node.gpu_memory_bytes is not None:
+        return f'gpu="{int(node.gpu_memory_bytes.value * GPU_CACHE_SHARE / 1e9)}GB"'
+    return f"disk={node.scratch_path!r}" if cache == "disk" else 'ram="auto"'

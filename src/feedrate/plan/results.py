@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan says: the dataset, the node, the ways to train on the one with the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from feedrate.figures import Figure
+from feedrate.machine.results import StoreSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a sample of a dataset tells of all of it.
+
+    Attributes:
+        kind: what it arrives as: `folders`, `pack`, `tar`, `zip`, ... (`SourceKind`).
+        files: files to open in an epoch that reads it in place (of a pack or tar: its shards).
+        formats: which share of the samples is `jpeg`, `png`, ...
+        decoded_bytes: of one sample, as height x width x channels of bytes.
+        factor: decoded by encoded size: K of the guides.
+        pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of 224 pixels:
+            Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
+            entry points. None: no images.
+        pillow_wait_s: what Pillow waits for the file system in opening and decoding a file that is not in
+            memory, beside that CPU time; None: not measured, since all of it is in memory, or no files.
+        whole_s, cached_s: CPU time of our kernel to decode a whole image, and to cut a crop out of one that
+            is decoded. None: not measured.
+        pillow_cores, feedrate_cores: what all `cores` of this machine gave, divided by what one gave.
+        pack_s: CPU time to pack one sample: read from memory, scan, checksum, write.
+        resident: the share of the bytes that is in the page cache; None: the file system does not tell.
+        list_s: listing all of it, in seconds.
+        source: how its file system answers.
+        is_partial: folders were sampled, the rest is extrapolated; `how` says in words what was looked at.
+        took_s: how long looking took.
+        notes: sentences about what is odd: damaged samples, folders that cannot be listed.
+    """
+
+    dataset: str
+    kind: str
+    samples: Figure
+    files: Figure
+    folders: Figure
+    sample_bytes: Figure
+    total_bytes: Figure
+    formats: Mapping[str, float]
+    width: float
+    height: float
+    decoded_bytes: Figure
+    factor: Figure
+    pillow_s: Figure | None
+    feedrate_s: Figure | None
+    cores: float
+    pillow_cores: float
+    feedrate_cores: float
+    pack_s: Figure
+    resident: float | None
+    list_s: Figure
+    source: StoreSpeed
+    is_partial: bool
+    how: str
+    took_s: float
+    pillow_wait_s: Figure | None = None
+    whole_s: Figure | None = None
+    cached_s: Figure | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One kind of node, as far as it decides how fast a dataset is trained on.
+
+    Attributes:
+        cores: that the job may use; `memory_bytes`: that it may use, by the tightest limit.
+        memory_origin: whose limit that is: "this Slurm job's --mem", "the machine's memory".
+        model: a name of KNOWN_MODELS, or empty; `model_rate`: images per second that one GPU trains on; None:
+            nobody knows, so the device limits nothing and says so.
+        to_device_bytes_per_s, gpu_decode_images_per_s: per GPU; None: no GPU, or unknown.
+        scratch: None: there is none, or none was named; `scratch_free_bytes` is this user's.
+        nodes: of this kind that the job takes.
+        machine_memory_bytes: what a larger --mem could ask for.
+        pack_folder: where a pack would be made, and what is free there.
+    """
+
+    name: str
+    cores: Figure
+    memory_bytes: Figure
+    memory_origin: str
+    gpus: int
+    gpu_name: str
+    gpu_memory_bytes: Figure | None
+    model: str
+    model_rate: Figure | None
+    to_device_bytes_per_s: Figure | None
+    gpu_decode_images_per_s: Figure | None
+    scratch: StoreSpeed | None
+    scratch_path: str
+    scratch_free_bytes: Figure | None
+    nodes: int = 1
+    machine_memory_bytes: Figure | None = None
+    pack_folder: str = ""
+    pack_free_bytes: Figure | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to train, and what it costs.
+
+    Attributes:
+        name: as it is shown; `code`: as programs and options name it.
+        before_s: until training can start; `timeline`: its parts, and the epochs, as (label, seconds).
+        limit: what the later epochs wait for: `device`, `cores`, `source`, `scratch`, `workers`, `copy`.
+        pays_after: epochs after which it has caught up with reading in place; None: never.
+        gpu_hours_saved: over all epochs and GPUs, against reading in place.
+        why_not: why it cannot be done here, or not in this job; empty: it fits.
+        needs: what it asks of the user beside time: an edit, rights, quality; in words.
+        commands: to type, in order.
+    """
+
+    code: str
+    name: str
+    before_s: Figure
+    first_epoch_s: Figure
+    later_epoch_s: Figure
+    total_s: Figure
+    disk_bytes: Figure
+    memory_bytes: Figure
+    limit: str
+    pays_after: float | None
+    gpu_hours_saved: Figure
+    why_not: str
+    needs: str
+    commands: tuple[str, ...]
+    timeline: tuple[tuple[str, float], ...]
+
+    @property
+    def fits(self) -> bool:
+        return not self.why_not
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`recommended`: the code of a way; empty: nothing is worth doing, and `reason` says why."""
+
+    survey: Survey
+    node: Node
+    epochs: int
+    workers: int
+    ways: tuple[Way, ...]
+    recommended: str
+    reason: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The kinds of node of a lab for one dataset, the fastest first."""
+
+    survey: Survey
+    epochs: int
+    plans: tuple[Plan, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The answers to a one-line question, with the figures that they are made of.
+
+    Attributes:
+        answers: by what they are an answer for, in words ("from a pack"); empty words: there is one.
+        unit: of the answers: `s` or `bytes`.
+        figures: by what they are, in words; with the unit: `s`, `bytes`, `bytes/s`, `files/s`, any
+            word, or empty.
+        commands: to type next, in order.
+    """
+
+    question: str
+    answers: Mapping[str, Figure]
+    unit: str
+    figures: Mapping[str, tuple[Figure, str]]
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()

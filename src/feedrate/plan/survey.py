@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dataset is, from a sample of it: how many samples, how large, how long each takes. In seconds.
+
+First what must be done before anything is read: counting, sizes, and what is in memory already. Then how the
+file system answers, then what samples cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import NamedTuple
+
+from feedrate import kernel
+from feedrate.errors import SourceError, StorageError
+from feedrate.figures import MEASURED, Figure, combine
+from feedrate.in_time import map_in_time
+from feedrate.kernel import pillow
+from feedrate.machine.cpu import measure_usable_cores
+from feedrate.machine.results import StoreSpeed
+from feedrate.machine.store import call_patiently, measure_store
+from feedrate.plan.contents import Content, Sampled, sample_dataset
+from feedrate.plan.folders import AT_ONCE
+from feedrate.plan.results import Survey
+from feedrate.plan.trial import find_missing, measure_costs, measure_waiting
+from feedrate.remote.addresses import Place, is_url
+from feedrate.units import format_count
+
+# Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
+_COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
+_HANG_S = 15.0
+_SMALL_BYTES, _LARGE_BYTES = 16 << 10, 4 << 20  # of a request
+_CHANNELS = 3  # loaders convert to RGB
+_FORMATS = {".jpg": "jpeg", ".tif": "tiff"}
+
+
+def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], None]) -> Survey:
+    """Sample a dataset for about so many seconds, whatever its size.
+
+    Args:
+        dataset: whatever `feedrate pack` takes, or a pack.
+
+    Raises:
+        FeedrateError: it is not there, is no dataset, cannot be read, or its file system does not answer.
+    """
+    began = time.monotonic()
+    say("counting samples")
+    if not is_url(dataset):
+        _check_answers(dataset)
+    with tempfile.TemporaryDirectory(prefix="feedrate-plan-") as scratch:
+        sampled = call_patiently(
+            dataset,
+            lambda: sample_dataset(dataset, scratch, seconds=_COUNTING * seconds),
+            _COUNTING * seconds + _HANG_S,
+        )
+        say("measuring how the source answers")
+        if sampled.fetched:
+            source = _measure_address(dataset, sampled.fetched, _STORE * seconds)
+        else:
+            source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
+        say("reading some samples")
+        contents = sampled.read(_READING * seconds)
+    waiting = None
+    if sampled.kind == "folders":
+        read = len(contents)
+        waiting = call_patiently(dataset, lambda: measure_waiting([path for path, _ in sampled.timed[read:]]))
+    return _describe(dataset, sampled, source, contents, waiting, began, say)
+
+
+def _check_answers(path: str) -> None:
+    """Let another process ask for it first: one that waits for a FUSE server's answer cannot even be killed.
+
+    Raises:
+        StorageError: there is no answer.
+    """
+    with contextlib.suppress(FileNotFoundError):  # no such program, on other systems
+        asking = subprocess.Popen(
+            ["stat", "-L", "--", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        call_patiently(path, asking.wait, _HANG_S)
+
+
+def _describe(
+    dataset: str,
+    sampled: Sampled,
+    source: StoreSpeed,
+    contents: Sequence[Content],
+    waiting: Figure | None,
+    began: float,
+    say: Callable[[str], None],
+) -> Survey:
+    looked = _look_at(contents, sampled.has_images)
+    if not looked.good:
+        what = "image" if sampled.has_images else "sample"
+        raise SourceError(
+            f"none of the {format_count(len(contents), what)} of {dataset} that were looked at can be used: "
+            f"{looked.first_bad or 'they are empty'}",
+            hint="look at one of them: is it what its name says?",
+        )
+    say("decoding some samples, on one core and on all")
+    costs = measure_costs(looked.good, has_images=sampled.has_images, total=sampled.samples.value)
+    notes = [*sampled.notes, *looked.notes, *costs.notes]
+    sample_bytes = _find_mean(sampled.sizes, sampled.samples.value, sampled.is_all)
+    factor = _find_factor(looked.decoded, [len(data) for _, data in looked.good], sampled.samples.value)
+    total_bytes = sampled.total_bytes or combine(
+        lambda samples, each: samples * each, {"samples": sampled.samples, "each": sample_bytes}
+    )
+    if not sampled.has_images:
+        notes.append("its samples are no images: their bytes count, decoding does not")
+    return Survey(
+        dataset=dataset,
+        kind=sampled.kind,
+        samples=sampled.samples,
+        files=sampled.files,
+        folders=sampled.folders,
+        sample_bytes=sample_bytes,
+        total_bytes=replace(total_bytes, note=sampled.samples.note),
+        formats=looked.formats or _count_formats(sampled.suffixes),
+        width=statistics.median(looked.widths or [0.0]),
+        height=statistics.median(looked.heights or [0.0]),
+        decoded_bytes=combine(lambda k, each: k * each, {"k": factor, "each": sample_bytes}),
+        factor=factor,
+        pillow_s=costs.pillow_s,
+        feedrate_s=costs.feedrate_s,
+        cores=measure_usable_cores(),
+        pillow_cores=costs.pillow_cores,
+        feedrate_cores=costs.feedrate_cores,
+        pack_s=costs.pack_s,
+        resident=sampled.resident,
+        list_s=sampled.list_s,
+        source=source,
+        is_partial=sampled.is_partial,
+        how=f"{sampled.how}; {format_count(len(contents), 'sample')} read",
+        took_s=time.monotonic() - began,
+        pillow_wait_s=waiting,
+        whole_s=costs.whole_s,
+        cached_s=costs.cached_s,
+        notes=tuple(notes),
+    )
+
+
+def _measure_address(dataset: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:
+    """Return how what is behind an address answers: a request is to it what opening a file is to a disk."""
+
+    def fetch(most_bytes: int) -> tuple[int, float]:
+        root, name, size_bytes = random.choice(files)
+        length = min(most_bytes, size_bytes)
+        began = time.perf_counter()
+        got = Place(root).read(name, random.randint(0, size_bytes - length), length)
+        return len(got), time.perf_counter() - began
+
+    fetch(_SMALL_BYTES)  # connects
+    small = list(map_in_time(fetch, repeat(_SMALL_BYTES), threads=1, seconds=0.3 * seconds))
+    large = list(map_in_time(fetch, repeat(_LARGE_BYTES), threads=1, seconds=0.3 * seconds))
+    began = time.perf_counter()
+    many = list(map_in_time(fetch, repeat(_SMALL_BYTES), threads=AT_ONCE, seconds=0.2 * seconds))
+    many_s, began = time.perf_counter() - began, time.perf_counter()
+    wide = list(map_in_time(fetch, repeat(_LARGE_BYTES // 4), threads=AT_ONCE, seconds=0.2 * seconds))
+    wide_s = time.perf_counter() - began
+    if not (small and large and many and wide):
+        raise StorageError(f"{dataset} did not answer in time", hint="is the server there?")
+    request_s = Figure.of_mean([took for _, took in small], format_count(len(small), "request"))
+    rate = sum(size for size, _ in large) / max(sum(took - request_s.value for _, took in large), 1e-6)
+    together = Figure.within(sum(size for size, _ in wide) / wide_s, 1.3, MEASURED, f"{AT_ONCE} at a time")
+    stream = Figure.within(max(rate, together.value / AT_ONCE), 1.3, MEASURED)
+    return StoreSpeed(
+        path=dataset, kind=dataset.partition(":")[0], file_s=request_s, list_s=None, folder_s=None,
+        read_s=request_s, stream_bytes_per_s=stream, total_bytes_per_s=together,
+        files_per_s=Figure.within(len(many) / many_s, 1.3, MEASURED, f"{AT_ONCE} at a time"), streams=AT_ONCE,
+        keeps_pages=False, cold_share=1.0,
+    )  # fmt: skip
+
+
+class _Looked(NamedTuple):
+    """Contents that can be used (suffix, bytes), the decoded bytes of each, and words about the others."""
+
+    good: list[tuple[str, bytes]]
+    decoded: list[float]
+    widths: list[float]
+    heights: list[float]
+    formats: dict[str, float]
+    first_bad: str
+    notes: list[str]
+
+
+def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
+    good: list[tuple[str, bytes]] = []
+    sides: list[tuple[float, float]] = []
+    bad: list[str] = []
+    kinds: Counter[str] = Counter()
+    is_misnamed = False
+    for suffix, data, why in contents:
+        if not data:
+            bad.append(why or "it is empty")
+        elif not has_images:
+            good.append((suffix, data))
+        elif isinstance(found := _inspect(data), str):
+            bad.append(found)
+        else:
+            width, height, kind = found
+            good.append((suffix, data))
+            sides.append((width, height))
+            kinds[kind] += 1
+            is_misnamed = is_misnamed or bool(suffix and _FORMATS.get(suffix, suffix[1:]) != kind)
+    notes = []
+    if bad:
+        bad_ones = f"{len(bad):,} of {format_count(len(contents), 'sample')} that were read"
+        notes.append(f"{bad_ones} cannot be used; of the first: {bad[0]}")
+    # What names say of all files is worth more than what a few hold, unless they say something wrong.
+    formats = {kind: count / kinds.total() for kind, count in kinds.most_common()} if is_misnamed else {}
+    decoded = [w * h * _CHANNELS for w, h in sides] if has_images else [float(len(data)) for _, data in good]
+    return _Looked(
+        good, decoded, [w for w, _ in sides], [h for _, h in sides], formats, bad[0] if bad else "", notes
+    )
+
+
+def _inspect(data: bytes) -> tuple[float, float, str] | str:
+    """Return width, height and format of an image; else why it is none."""
+    try:
+        if kernel.scan(data).damaged:
+            pillow.check(data)
+        width, height, _ = pillow.measure(data)
+        kind = pillow.describe(data)[0].lower()
+    except pillow.Undecodable as error:
+        return str(error)
+    return width, height, "jpeg" if kind == "mpo" else kind
+
+
+def _count_formats(suffixes: Counter[str]) -> dict[str, float]:
+    kinds: Counter[str] = Counter()
+    for suffix, count in suffixes.items():
+        kinds[_FORMATS.get(suffix, suffix[1:] or "unknown")] += count
+    return {kind: count / kinds.total() for kind, count in kinds.most_common()}
+
+
+def _find_mean(sizes: Sequence[float], total: float, is_all: bool) -> Figure:
+    """Return the mean size; that of a part of all samples within two standard errors."""
+    note = f"from {format_count(len(sizes), 'sample')}"
+    if is_all:
+        return Figure.exactly(statistics.fmean(sizes), note=note)
+    figure = Figure.of_mean(sizes, note, least=0.0)
+    half = (figure.high - figure.value) * find_missing(len(sizes), total)
+    return replace(figure, low=figure.value - half, high=figure.value + half)
+
+
+def _find_factor(decoded: Sequence[float], encoded: Sequence[float], samples: float) -> Figure:
+    """Return decoded by encoded bytes of all samples: a ratio of sums, within two standard errors."""
+    total = math.fsum(encoded)
+    ratio = math.fsum(decoded) / total
+    squares = math.fsum((d - ratio * e) ** 2 for d, e in zip(decoded, encoded, strict=True))
+    count = len(encoded)
+    half = 2 * math.sqrt(squares * count / (count - 1)) / total if count > 1 else ratio / 2
+    half *= find_missing(count, samples)
+    return Figure(ratio, max(ratio - half, 0.0), ratio + half, note=f"from {format_count(count, 'sample')}")

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways to train on a dataset, side by side, and the one to recommend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from feedrate.figures import MEASURED, Figure, combine_all
+from feedrate.model.ways import count_epochs_to_pay
+from feedrate.plan.machines import describe_scale
+from feedrate.plan.outcome import Case, collect_figures
+from feedrate.plan.recipes import (
+    IN_PLACE,
+    RECIPES,
+    Outcome,
+    Recipe,
+    explain_misfit,
+    is_made_for,
+    list_commands,
+)
+from feedrate.plan.results import Node, Plan, Survey, Way
+from feedrate.units import format_count
+
+# What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
+MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
+_WORTH = 0.93  # of the time in place: what saves less is not worth typing
+_NEARLY = 1.05  # of the shortest run: a simpler way may take so much longer
+
+_LIMITS = {
+    "device": "the device is", "cores": "the cores are", "workers": "the workers are",
+    "source": "the source is", "scratch": "scratch is",
+}  # fmt: skip
+
+
+def make_plan(
+    survey: Survey,
+    node: Node,
+    *,
+    epochs: int = 90,
+    workers: int = 4,
+    batch_size: int = 256,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Lay the ways side by side; `workers` and `batch_size`: of the script's DataLoader as it is now."""
+    case = Case(survey, node, workers, batch_size)
+    recipes = [recipe for recipe in RECIPES if is_made_for(recipe, survey, node)]
+    figures = {**collect_figures(survey, node), "error": MODEL_ERROR}
+    gpus = node.gpus * node.nodes
+
+    def evaluate(**values: float) -> list[float]:
+        outcomes = [case.evaluate(recipe, values) for recipe in recipes]
+        taken_s = outcomes[0].gpu_s(epochs)
+        return [number for outcome in outcomes for number in (
+            outcome.before_s, outcome.first.seconds, outcome.later.seconds, outcome.total_s(epochs),
+            outcome.pack_bytes + outcome.copy_bytes, outcome.memory_bytes,
+            (taken_s - outcome.gpu_s(epochs)) * gpus / 3600,
+        )]  # fmt: skip
+
+    middle = {name: figure.value for name, figure in figures.items()}
+    outcomes = [case.evaluate(recipe, middle) for recipe in recipes]
+    rows = combine_all(evaluate, figures)
+    width = len(rows) // len(recipes)
+    now = outcomes[0].first.seconds, outcomes[0].later.seconds
+    ways = tuple(
+        _describe(case, recipe, outcome, rows[width * i : width * (i + 1)], now, epochs)
+        for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
+    )
+    recommended, reason = recommend(ways, epochs)
+    of_node = [*node.notes, *describe_scale(survey, node, batch_size), *_note_no_rate(node)]
+    said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
+    return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
+
+
+def _describe(
+    case: Case, recipe: Recipe, outcome: Outcome, row: list[Figure], now: tuple[float, float], epochs: int
+) -> Way:
+    before, first, later, total, disk, memory, saved = row
+    pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now)
+    rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
+    return Way(
+        code=recipe.code,
+        name=recipe.name + (f" ({outcome.workers})" if recipe.code == "workers" else ""),
+        before_s=before,
+        first_epoch_s=first,
+        later_epoch_s=later,
+        total_s=total,
+        disk_bytes=disk,
+        memory_bytes=memory,
+        limit=outcome.later.limit if epochs > 1 else outcome.first.limit,
+        pays_after=None if math.isinf(pays) or recipe == IN_PLACE else pays,
+        gpu_hours_saved=saved,
+        why_not=explain_misfit(recipe, outcome, case.survey, case.node, case.workers),
+        needs=recipe.needs,
+        commands=list_commands(recipe, outcome, case.survey, case.node),
+        timeline=(*outcome.parts, ("first epoch", outcome.first.seconds), *rest),
+    )
+
+
+def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
+    """Return the code of the way to go, and why; no code: nothing is worth doing."""
+    now = ways[0]
+    possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
+    best = min((way.total_s.value for way in possible), default=math.inf)
+    if best > now.total_s.value * _WORTH:
+        return "", f"{_LIMITS[now.limit]} what training waits for, and no way that fits is 7 % faster"
+    chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
+    gain = now.total_s.value / chosen.total_s.value
+    pays = math.ceil(chosen.pays_after or 1)
+    paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
+    return chosen.code, (
+        f"{format_count(epochs, 'epoch')} take {gain:.1f} times less time than in place{paid}; "
+        f"then {_LIMITS[chosen.limit]} the limit"
+    )
+
+
+def _changes_images(way: Way) -> bool:
+    return "re-encoded" in way.needs
+
+
+def _note_resize(ways: Sequence[Way], recommended: str) -> list[str]:
+    chosen = next(way for way in ways if way.code == (recommended or IN_PLACE.code))
+    smaller = [way for way in ways if way.fits and _changes_images(way)]
+    best = min(smaller, key=lambda way: way.total_s.value, default=chosen)
+    gain = chosen.total_s.value / best.total_s.value
+    text = f"{best.name} would be {gain:.1f} times faster still, but changes the images: feedrate fidelity"
+    return [text] if gain > 1.25 else []
+
+
+def _note_no_rate(node: Node) -> list[str]:
+    if node.model_rate is not None:
+        return []
+    what = f"how fast {node.model} trains here" if node.model else "how fast the model trains"
+    how = "give --model-rate" + (", or measure it: feedrate bench machine" if node.model else "")
+    return [f"{what} is not known, so times are what loading alone takes; {how}"]

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--what-if cores=32 mem=500G gpu=4xA100`: this dataset on a node that is not this one.
+
+What a user says is `given`; what follows from the name of a GPU or a storage is `assumed`, with its source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from feedrate.errors import UsageError
+from feedrate.figures import ASSUMED, GIVEN, Figure
+from feedrate.machine.results import StoreSpeed
+from feedrate.model.gpus import GPUS, find_gpu, find_model_rate
+from feedrate.plan.results import Node, Survey
+from feedrate.units import format_bytes, parse_bytes, parse_rate
+
+_MOST_GPUS = 64  # of one node
+_OPTION = "--what-if"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A kind of storage that was not measured, as one node sees it: seconds, bytes and files per second."""
+
+    source: str
+    file_s: float
+    read_s: float
+    list_s: float
+    stream_bytes_per_s: float
+    total_bytes_per_s: float
+    files_per_s: float
+    write_bytes_per_s: float
+    create_s: float
+    within: float = 1.5
+
+    def describe(self, kind: str, path: str) -> StoreSpeed:
+        def figure(value: float, within: float) -> Figure:
+            return Figure.within(value, within, ASSUMED, f"{kind}: {self.source}")
+
+        return StoreSpeed(
+            path=path,
+            kind=kind,
+            file_s=figure(self.file_s, 2.0),
+            list_s=figure(self.list_s, 2.0),
+            folder_s=figure(self.file_s, 2.0),
+            read_s=figure(self.read_s, 2.0),
+            stream_bytes_per_s=figure(self.stream_bytes_per_s, self.within),
+            total_bytes_per_s=figure(self.total_bytes_per_s, self.within),
+            files_per_s=figure(self.files_per_s, 2.0),
+            streams=16,
+            keeps_pages=True,
+            write_bytes_per_s=figure(self.write_bytes_per_s, self.within),
+            create_s=figure(self.create_s, 2.0),
+        )
+
+
+# Rates are those of data sheets. A file costs its directory entry, its inode and its first bytes: some two
+# waits for a disk or a network.
+STORAGE = {
+    # 3,500 and 2,300 MB/s, 370,000 reads of 4 KB per second; one read alone waits some 0.1 ms for the flash.
+    "nvme": Preset(
+        "data sheet of a Samsung 970 PRO", file_s=0.2e-3, read_s=0.1e-3, list_s=2e-6,
+        stream_bytes_per_s=2.0e9, total_bytes_per_s=3.5e9, files_per_s=50_000,
+        write_bytes_per_s=2.3e9, create_s=0.1e-3,
+    ),
+    # 560 and 530 MB/s, 98,000 reads of 4 KB per second.
+    "ssd": Preset(
+        "data sheet of a Samsung 870 EVO", file_s=0.25e-3, read_s=0.12e-3, list_s=2e-6,
+        stream_bytes_per_s=0.5e9, total_bytes_per_s=0.56e9, files_per_s=20_000,
+        write_bytes_per_s=0.53e9, create_s=0.1e-3,
+    ),
+    # 270 MB/s on the outer tracks and half on the inner ones; 4.16 ms until the sector comes round, a seek
+    # before; 152 random reads per second and actuator (304 of the 2X14 with two).
+    "hdd": Preset(
+        "data sheets of Seagate Exos X18 and 2X14", file_s=18e-3, read_s=12e-3, list_s=20e-6,
+        stream_bytes_per_s=0.2e9, total_bytes_per_s=0.2e9, files_per_s=100,
+        write_bytes_per_s=0.2e9, create_s=5e-3,
+    ),
+    # Amazon EFS, performance specifications: about 1 ms per read, 2.7 ms per write, 500 MiB/s per client,
+    # 35,000 reads per second; two calls to open a file, one to read it.
+    "nfs": Preset(
+        "Amazon EFS's specifications, a managed NFS", file_s=2e-3, read_s=1e-3, list_s=20e-6,
+        stream_bytes_per_s=0.25e9, total_bytes_per_s=0.52e9, files_per_s=10_000,
+        write_bytes_per_s=0.52e9, create_s=2.7e-3, within=2.0,
+    ),
+    # Amazon FSx for Lustre: "sub-millisecond latencies". Rates are orders of magnitude: a stream reads one
+    # storage target, a node has a link of 40 Gbit/s.
+    "lustre": Preset(
+        "Amazon FSx for Lustre's latency; rates by order of magnitude", file_s=1.5e-3, read_s=0.7e-3,
+        list_s=20e-6, stream_bytes_per_s=1.0e9, total_bytes_per_s=5.0e9, files_per_s=10_000,
+        write_bytes_per_s=3.0e9, create_s=1.5e-3, within=2.0,
+    ),
+    # Measured on a tmpfs, 2-core virtual machine (AMD EPYC), November 2026.
+    "memory": Preset(
+        "a tmpfs, measured on a 2-core AMD EPYC", file_s=5e-6, read_s=3e-6, list_s=1e-6,
+        stream_bytes_per_s=4.8e9, total_bytes_per_s=9.0e9, files_per_s=200_000,
+        write_bytes_per_s=2.6e9, create_s=50e-6,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What is changed; None and empty: nothing.
+
+    Attributes:
+        text: as the user wrote it.
+        net_bytes_per_s: what one node reads of the source; `total_bytes_per_s`: what the source gives all
+            nodes together.
+        latency_s: of one call to the source; opening a file and reading its first bytes are two.
+        size_bytes: of a dataset that is larger or smaller, of the same samples.
+        scratch_bytes: 0: there is none.
+        core_speed: what a core does, in units of one of this machine.
+    """
+
+    text: str = ""
+    cores: int | None = None
+    memory_bytes: int | None = None
+    gpus: int | None = None
+    gpu: str = ""
+    model_rate: float | None = None
+    nodes: int | None = None
+    storage: str = ""
+    net_bytes_per_s: float | None = None
+    total_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    size_bytes: int | None = None
+    scratch_bytes: int | None = None
+    scratch_storage: str = ""
+    core_speed: float | None = None
+    label: str = field(default=_OPTION, compare=False)  # how notes name it
+
+    def apply(self, survey: Survey, node: Node) -> tuple[Survey, Node]:
+        """Return dataset and node with the changes.
+
+        Raises:
+            UsageError: no rate of the node's model is known for the GPU.
+        """
+        return self._change_survey(survey), self._change_node(node)
+
+    def _change_survey(self, survey: Survey) -> Survey:
+        source, notes = self._change_source(survey.source), list(survey.notes)
+        if self.size_bytes is not None:
+            survey = _resize(survey, self.size_bytes)
+            notes.append(f"{format_bytes(self.size_bytes)} of samples like these are given, not seen")
+        if self.core_speed is not None:
+            speed = 1 / self.core_speed
+            note = f"{self.label}: cores of {self.core_speed:g} times the speed"
+            times = ("pillow_s", "feedrate_s", "whole_s", "cached_s", "pack_s")
+            known = {name: figure for name in times if (figure := getattr(survey, name)) is not None}
+            survey = replace(survey, **{n: f.scaled(speed).assumed(note) for n, f in known.items()})
+        if self.storage:
+            notes.append(f"storage={self.storage} is assumed: {STORAGE[self.storage].source}")
+        # Another store, or other nodes: what is in this node's page cache says nothing of theirs.
+        is_cold = bool(self.storage) or (self.nodes or 1) > 1
+        is_other = bool(self.storage) or self.latency_s is not None or self.net_bytes_per_s is not None
+        return replace(
+            survey, source=source, resident=0.0 if is_cold else survey.resident, notes=tuple(notes),
+            pillow_wait_s=None if is_other else survey.pillow_wait_s,
+        )  # fmt: skip
+
+    def _change_source(self, source: StoreSpeed) -> StoreSpeed:
+        if self.storage:
+            source = STORAGE[self.storage].describe(self.storage, source.path)
+        if self.latency_s is not None:
+            call = Figure.exactly(self.latency_s, GIVEN, f"{self.label} latency")
+            most = min(source.files_per_s.value, source.streams / (2 * self.latency_s))
+            source = replace(
+                source, read_s=call, file_s=call.scaled(2), folder_s=call, stat_s=call,
+                files_per_s=Figure.within(most, 1.5, ASSUMED, f"{source.streams} readers with that latency"),
+            )  # fmt: skip
+        if self.net_bytes_per_s is not None:
+            source = _change_rate(source, self.net_bytes_per_s, f"{self.label} net")
+        if self.total_bytes_per_s is not None:
+            total = Figure.exactly(self.total_bytes_per_s, GIVEN, f"{self.label} total")
+            source = replace(source, shared_bytes_per_s=total)
+        return source
+
+    def _change_node(self, node: Node) -> Node:
+        node = self._change_scratch(self._change_gpus(node))
+        if self.cores is not None:
+            node = replace(node, cores=Figure.exactly(self.cores, GIVEN, self.label))
+        if self.memory_bytes is not None:
+            memory = Figure.exactly(self.memory_bytes, GIVEN, self.label)
+            node = replace(
+                node, memory_bytes=memory, machine_memory_bytes=memory, memory_origin=f"{self.label} mem"
+            )
+        if self.storage or self.size_bytes is not None:
+            # What is free beside the dataset that is here says nothing of another store.
+            node = replace(node, pack_free_bytes=None)
+        name = f"what if: {self.text}" if self.text else node.name
+        return replace(node, name=name, nodes=node.nodes if self.nodes is None else self.nodes)
+
+    def _change_gpus(self, node: Node) -> Node:
+        count = (max(node.gpus, 1) if self.gpu else node.gpus) if self.gpus is None else self.gpus
+        facts = find_gpu(self.gpu)
+        is_same = not self.gpu or (facts is not None and facts is find_gpu(node.gpu_name))
+        node = replace(node, model_rate=self._find_rate(node, is_same=is_same and node.gpus > 0, count=count))
+        if count == 0:
+            return replace(
+                node, gpus=0, gpu_name="", gpu_memory_bytes=None, to_device_bytes_per_s=None,
+                gpu_decode_images_per_s=None,
+            )  # fmt: skip
+        node = replace(node, gpus=count)
+        if is_same:
+            return node
+        return replace(
+            node,
+            gpu_name=facts.name if facts else self.gpu,
+            gpu_memory_bytes=facts.memory_bytes if facts else None,
+            to_device_bytes_per_s=facts.to_device_bytes_per_s if facts else None,
+            gpu_decode_images_per_s=None,
+        )
+
+    def _find_rate(self, node: Node, *, is_same: bool, count: int) -> Figure | None:
+        if self.model_rate is not None:
+            return Figure.exactly(self.model_rate, GIVEN, f"{self.label} model-rate")
+        if self.gpus is None and not self.gpu:
+            return node.model_rate
+        if count == 0:  # what the model would take on the cores is not known
+            return node.model_rate if node.gpus == 0 else None
+        if node.model_rate is not None and node.model_rate.origin == GIVEN:
+            return node.model_rate
+        if is_same or not node.model:
+            return node.model_rate if is_same else None
+        rate = find_model_rate(self.gpu, node.model)
+        if rate is None:
+            known = ", ".join(gpu.name for gpu in GPUS if gpu.published)
+            raise UsageError(
+                f"no rate of {node.model} is known for "
+                + (f"the GPU '{self.gpu}'" if self.gpu else "GPUs without a name"),
+                hint=f"give it as model-rate=IMAGES_PER_S, or take one of {known}",
+            )
+        return rate
+
+    def _change_scratch(self, node: Node) -> Node:
+        if self.scratch_bytes == 0:
+            return replace(node, scratch=None, scratch_path="", scratch_free_bytes=None)
+        path, store = node.scratch_path or "/scratch", node.scratch
+        if self.scratch_bytes is not None:
+            free = Figure.exactly(self.scratch_bytes, GIVEN, f"{self.label} scratch")
+            node = replace(node, scratch_free_bytes=free, scratch_path=path)
+        elif self.scratch_storage and store is None:
+            raise UsageError(
+                f"scratch-storage={self.scratch_storage} of a node without scratch",
+                hint="say how much is free, too: scratch=2T",
+            )
+        kind = self.scratch_storage or ("nvme" if store is None and self.scratch_bytes else "")
+        if not kind:
+            return node
+        notes = (*node.notes, f"scratch is assumed to be {kind}: {STORAGE[kind].source}")
+        return replace(node, scratch=STORAGE[kind].describe(kind, path), notes=notes)
+
+
+def _change_rate(source: StoreSpeed, rate: float, note: str) -> StoreSpeed:
+    stream, total = source.stream_bytes_per_s, source.total_bytes_per_s
+    if stream.value > 0.7 * total.value:  # one reader had the whole link, and would have the other
+        stream = Figure.within(rate, 1.5, ASSUMED, note)
+    elif stream.value > rate:
+        stream = Figure.exactly(rate, GIVEN, note)
+    return replace(source, stream_bytes_per_s=stream, total_bytes_per_s=Figure.exactly(rate, GIVEN, note))
+
+
+def _resize(survey: Survey, size_bytes: int) -> Survey:
+    factor = size_bytes / max(survey.total_bytes.value, 1.0)
+    counts = {name: getattr(survey, name) for name in ("samples", "files", "folders")}
+    scaled = {
+        name: replace(figure.scaled(factor), origin=GIVEN, note="by size") for name, figure in counts.items()
+    }
+    return replace(
+        survey,
+        **scaled,
+        total_bytes=Figure.exactly(size_bytes, GIVEN, "size"),
+        list_s=survey.list_s.scaled(factor).assumed("by size"),
+    )
+
+
+def parse_what_if(words: Sequence[str]) -> WhatIf:
+    """Return the changes in `cores=32 mem=500G`; commas may stand for spaces. No words: no changes.
+
+    Raises:
+        UsageError: a key is unknown or said twice, or a value makes no sense.
+    """
+    pairs = []
+    for word in (part.strip() for text in words for part in text.split(",")):
+        key, equals, value = word.partition("=")
+        if word and not (equals and value):
+            raise UsageError(
+                f"--what-if: '{word}' is no change", hint="write KEY=VALUE, like cores=32; " + LIST_OF_KEYS
+            )
+        if word:
+            pairs.append((key, value))
+    if words and not pairs:
+        raise UsageError("--what-if says nothing to change", hint=LIST_OF_KEYS)
+    text = " ".join(f"{key}={value}" for key, value in pairs)
+    return replace(read_changes(pairs, _OPTION), text=text)
+
+
+def read_changes(pairs: Iterable[tuple[str, str]], label: str) -> WhatIf:
+    """Return the changes of keys and values; `label`: where they come from, for errors and notes."""
+    found: dict[str, Any] = {}
+    seen: set[str] = set()
+    for typed, value in pairs:
+        key = typed.strip().lower().replace("_", "-")
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"{label}: there is no '{typed}'", hint=hint + LIST_OF_KEYS)
+        if key in seen:
+            raise UsageError(f"{label}: {key} is given twice", hint="leave one out")
+        seen.add(key)
+        read, example = KEYS[key]
+        try:
+            found |= read(value.strip())
+        except UsageError as error:
+            like = f"{key}={example}" if label == _OPTION else f'{key} = "{example}"'
+            raise UsageError(f"{label} {key}: {error.message}", hint=f"write it like {like}") from error
+    return WhatIf(**found, label=label)
+
+
+def _whole(name: str, least: int, most: int) -> Callable[[str], dict[str, Any]]:
+    def read(text: str) -> dict[str, Any]:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+            raise UsageError(f"a whole number from {least} to {most:,} is needed, got '{text}'")
+        return {name: int(text)}
+
+    return read
+
+
+def _real(name: str, least: float, most: float) -> Callable[[str], dict[str, Any]]:
+    def read(text: str) -> dict[str, Any]:
+        is_number = re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", text)
+        if not is_number or not least <= float(text) <= most:
+            raise UsageError(f"a number from {least:g} to {most:,.0f} is needed, got '{text}'")
+        return {name: float(text)}
+
+    return read
+
+
+def _storage(name: str) -> Callable[[str], dict[str, Any]]:
+    def read(text: str) -> dict[str, Any]:
+        if text.lower() not in STORAGE:
+            raise UsageError(f"'{text}' is none of {', '.join(STORAGE)}")
+        return {name: text.lower()}
+
+    return read
+
+
+# A number, a name, or both: 8, A100, 4xA100. Names begin with a letter, or are like 3090 and 2080 Ti.
+_GPU = re.compile(
+    r"(?P<only>[0-9]{1,3})|(?:(?P<count>[1-9][0-9]{0,2}) *[x*] *)?(?P<name>([A-Za-z]|[0-9]{4}).*)"
+)
+
+
+def _read_gpu(text: str) -> dict[str, Any]:
+    if text.lower() == "none":
+        return {"gpus": 0}
+    match = _GPU.fullmatch(text)
+    count = None if match is None else match["only"] or match["count"]
+    if match is None or int(count or 0) > _MOST_GPUS:
+        raise UsageError(f"a number of GPUs up to {_MOST_GPUS} and a name are needed, got '{text}'")
+    return {"gpu": match["name"] or "", **({} if count is None else {"gpus": int(count)})}
+
+
+def _read_scratch(text: str) -> dict[str, Any]:
+    return {"scratch_bytes": 0 if text.lower() == "none" else parse_bytes(text)}
+
+
+def _read_latency(text: str) -> dict[str, Any]:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(us|µs|ms|s)", text.lower())
+    seconds = (
+        float(match.group(1)) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[match.group(2)] if match else 0
+    )
+    if not 1e-7 <= seconds <= 60:
+        raise UsageError(f"a time from 0.1us to 60s is needed, got '{text}'")
+    return {"latency_s": seconds}
+
+
+KEYS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
+    "cores": (_whole("cores", 1, 1024), "32"),
+    "mem": (lambda text: {"memory_bytes": parse_bytes(text)}, "500G"),
+    "gpu": (_read_gpu, "4xA100"),
+    "model-rate": (_real("model_rate", 0.001, 1e7), "1200"),
+    "nodes": (_whole("nodes", 1, 100_000), "4"),
+    "storage": (_storage("storage"), "nvme"),
+    "net": (lambda text: {"net_bytes_per_s": float(parse_rate(text))}, "1.2GB/s"),
+    "total": (lambda text: {"total_bytes_per_s": float(parse_rate(text))}, "20GB/s"),
+    "latency": (_read_latency, "2ms"),
+    "scratch": (_read_scratch, "2T"),
+    "scratch-storage": (_storage("scratch_storage"), "nvme"),
+    "core-speed": (_real("core_speed", 0.05, 20), "1.3"),
+    "size": (lambda text: {"size_bytes": parse_bytes(text)}, "1PB"),
+}
+LIST_OF_KEYS = "known: " + ", ".join(f"{key}={example}" for key, (_, example) in KEYS.items())

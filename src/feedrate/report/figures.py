@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures as words: the value, how sure it is, where it comes from. `feedrate estimate` is made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from feedrate.figures import ASSUMED, GIVEN, STORED, Figure
+from feedrate.plan.results import Estimate
+from feedrate.report.lines import Command, Line, lay_out
+from feedrate.units import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_rate,
+    format_seconds,
+    is_number,
+)
+
+_MARKS = {STORED: "°", ASSUMED: "*"}
+_LEGEND = {
+    STORED: "stored: measured on this node by 'feedrate bench machine', or computed from that",
+    ASSUMED: "assumed, or computed from what is assumed",
+}
+# Between the parts of a figure, where no line breaks.
+TIE = "\N{NO-BREAK SPACE}"
+
+
+def mark(figure: Figure) -> str:
+    return _MARKS.get(figure.origin, "")
+
+
+def format_spread(figure: Figure) -> str:
+    """Return `±9%`: how far the bounds are from the value; nothing where they are at it."""
+    value, ends = figure.value, (figure.low, figure.high)
+    if not (is_number(value) and value and all(map(is_number, ends))):
+        return ""
+    share = max(abs(end - value) for end in ends) / abs(value)
+    if share < 0.005:
+        return ""
+    return f"±{100 * share:.0f}%" if share < 9.995 else f"±{format_number(round(share))}x"
+
+
+def say_value(value: float, unit: str) -> str:
+    """Return a number with its unit: `s`, `bytes`, `bytes/s`, `images/s`, or any word; empty: a count."""
+    if unit == "s":
+        return format_seconds(value) if value > 0 else "0 s"
+    if unit.startswith("bytes"):
+        return format_bytes(value) + unit.removeprefix("bytes")
+    if unit.endswith("/s"):
+        return format_rate(value, unit.removesuffix("/s"))
+    number = format_number(value if abs(value) < 10 else round(value))
+    return f"{number} {unit.removesuffix('s') if number == '1' else unit}".rstrip()
+
+
+def say_figure(figure: Figure | None, unit: str) -> str:
+    """Return `4 min 10 s ±9%*`; of what nobody knows, `unknown`."""
+    if figure is None or not is_number(figure.value):
+        return "unknown"
+    words = f"{say_value(figure.value, unit)} {format_spread(figure)}".rstrip() + mark(figure)
+    return (f"{words} (given)" if figure.origin == GIVEN else words).replace(" ", TIE)
+
+
+def say_bounds(figure: Figure, unit: str) -> str:
+    """Return `3 min 50 s to 4 min 40 s`; nothing where a figure is exact."""
+    return f"{say_value(figure.low, unit)} to {say_value(figure.high, unit)}" if format_spread(figure) else ""
+
+
+def short_time(figure: Figure, *, has_spread: bool = True) -> str:
+    """Return a time for a table: `4m10s ±9%`, and `-` for none."""
+    if not is_number(figure.value):
+        return "never" if figure.value == float("inf") else "unknown"
+    if figure.value <= 0:
+        return "-"
+    spread = format_spread(figure) if has_spread else ""
+    return " ".join(filter(None, (format_duration(figure.value), spread))) + mark(figure)
+
+
+def describe_origin(figure: Figure) -> str:
+    """Return `stored: 2026-11-02`, `assumed: a table of rates`; where a figure comes from, whole."""
+    return f"{figure.origin}: {figure.note}" if figure.note else figure.origin
+
+
+def list_marks(text: str, figures: Iterable[Figure | None]) -> list[str]:
+    """Return a line for each mark that stands in a text, with the dates and sources of the figures."""
+    known = [one for one in figures if one is not None]
+    lines = []
+    for origin, sign in _MARKS.items():
+        notes = "; ".join(dict.fromkeys(one.note for one in known if one.origin == origin and one.note))
+        if sign in text:
+            lines.append(f"{sign} {_LEGEND[origin]}" + (f": {notes}" if notes else ""))
+    return [*lines, "no mark: measured just now, or given"] if lines else []
+
+
+def draw_estimate(estimate: Estimate, width: int | None = None) -> str:
+    answers = {name: _say_answer(one, estimate.unit) for name, one in estimate.answers.items()}
+    lines: list[Line] = [f"{estimate.question}:"]
+    if len(answers) == 1:
+        lines = [f"{estimate.question}: {' '.join(filter(None, (*answers, *answers.values())))}"]
+    else:
+        lines += [*answers.items(), ""]
+    lines += [
+        (name, f"{say_value(one.value, unit)} {format_spread(one)}".rstrip(), describe_origin(one))
+        for name, (one, unit) in estimate.figures.items()
+    ]
+    lines += [f"note: {note}" for note in estimate.notes]
+    lines += [Command(f"next: {command}") for command in estimate.commands]
+    return lay_out(lines, width).replace(TIE, " ")
+
+
+def _say_answer(figure: Figure, unit: str) -> str:
+    bounds = say_bounds(figure, unit)
+    rests = f", from figures that are {figure.origin}" if figure.origin in (STORED, ASSUMED) else ""
+    return say_value(figure.value, unit) + (f" ({bounds})" if bounds else "") + rests

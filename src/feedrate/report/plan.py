@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate plan` in a terminal: what was found, the ways side by side, and what to type."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from feedrate.figures import Figure
+from feedrate.machine.results import StoreSpeed
+from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
+from feedrate.report.figures import TIE, list_marks, mark, say_figure, short_time
+from feedrate.report.lines import Command, Line, count_cells, lay_out, wrap
+from feedrate.units import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_percent,
+    format_seconds,
+    is_number,
+)
+
+_INDENT, _GAP = 2, 2
+_USUAL_NAME = 24  # cells: a table with less room for its names leaves columns out
+_LEAST_NAME = 12  # with less, names stand on lines of their own
+
+# A column: its head, in two lines, and what it says of a way.
+Column = tuple[tuple[str, str], Callable[[Way], str]]
+
+
+def draw_plan(plan: Plan, width: int | None = None) -> str:
+    head = _lay_facts([*describe_survey(plan.survey), *describe_node(plan.node)], width)
+    title = f"{format_count(plan.epochs, 'epoch')}; as it is, with {format_count(plan.workers, 'worker')}:"
+    ways = lay_out(["", title, *_draw_ways(plan, width)], width)
+    unfit = [f"  {names}: {why}" for why, names in list_unfit(plan).items()]
+    lines: list[Line] = [f"  {line}" for line in list_marks(head + ways, _list_figures(plan))]
+    lines += ["", "Does not fit here:", *unfit] if unfit else []
+    return head + ways + lay_out([*lines, "", *_recommend(plan), *_list_notes(plan.notes)], width)
+
+
+def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
+    facts = describe_survey(ranking.survey)
+    source = ranking.plans[0].survey.source if ranking.plans else ranking.survey.source
+    if source != ranking.survey.source:
+        facts.append(("as given", describe_store(source)))
+    head = _lay_facts(facts, width)
+    title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
+    nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
+    lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(ranking))]
+    notes = list(ranking.notes)
+    for best in ranking.plans[:1]:
+        lines += ["", f"On {name_node(best.node)}:", *_recommend(best)]
+        notes += best.notes
+    return head + nodes + lay_out([*lines, *_list_notes(notes)], width)
+
+
+def _list_notes(notes: Sequence[str]) -> list[str]:
+    lines = [f"note: {note}" for note in dict.fromkeys(notes)]
+    return ["", *lines] if lines else []
+
+
+def _lay_facts(rows: Sequence[tuple[str, str]], width: int | None) -> str:
+    return lay_out([(f"{name:<9}", text) for name, text in rows], width).replace(TIE, " ")
+
+
+def describe_survey(survey: Survey) -> list[tuple[str, str]]:
+    """Return what was found of a dataset and of where it lies, a few lines of name and words."""
+    formats = sorted(survey.formats.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{format_percent(share)} {name}" for name, share in formats[:4])
+    pixels = f"; {survey.width:,.0f} x {survey.height:,.0f} pixels" if survey.width else ""
+    return [
+        ("dataset", f"{survey.dataset} ({survey.kind}): {say_figure(survey.samples, 'samples')}, "
+                    f"{say_figure(survey.total_bytes, 'bytes')}, in {say_figure(survey.files, 'files')} and "
+                    f"{say_figure(survey.folders, 'folders')}"),
+        ("a sample", f"{say_figure(survey.sample_bytes, 'bytes')}, decoded "
+                     f"{say_figure(survey.decoded_bytes, 'bytes')} (K = {say_figure(survey.factor, '')})"
+                     f"{pixels}{'; ' if named else ''}{named}"),
+        ("decoding", f"{_describe_decoding(survey)}; packing takes {say_figure(survey.pack_s, 's')}"),
+        ("source", f"{describe_store(survey.source)}; {_describe_cached(survey.resident)}"),
+        ("looked at", f"{survey.how} ({format_seconds(survey.took_s)})"),
+    ]  # fmt: skip
+
+
+def _describe_decoding(survey: Survey) -> str:
+    if survey.pillow_s is None and survey.feedrate_s is None:
+        return "nothing to decode"
+    return (
+        f"{say_figure(survey.pillow_s, 's')} with Pillow, {say_figure(survey.feedrate_s, 's')} by feedrate, "
+        f"on one core; all cores give {survey.pillow_cores:.3g} and {survey.feedrate_cores:.3g} times as much"
+    )
+
+
+def _describe_cached(resident: float | None) -> str:
+    if resident is None:
+        return "the file system does not tell what is in the page cache"
+    return f"{format_percent(resident)} of the data is in the page cache"
+
+
+def describe_store(store: StoreSpeed) -> str:
+    latency = f"{say_figure(store.file_s, 's')} a file, {say_figure(store.files_per_s, 'files/s')} at most"
+    rates = f"{say_figure(store.stream_bytes_per_s, 'bytes/s')} a stream"
+    rates += f", {say_figure(store.total_bytes_per_s, 'bytes/s')} at most"
+    writes = (
+        ""
+        if store.write_bytes_per_s is None
+        else f"; writes {say_figure(store.write_bytes_per_s, 'bytes/s')}"
+    )
+    return f"{store.path} ({store.kind}): {latency}; {rates}{writes}"
+
+
+def describe_node(node: Node) -> list[tuple[str, str]]:
+    """Return what the node has, in the same lines."""
+    count = f"{node.nodes:,} nodes, each " if node.nodes > 1 else ""
+    has = f"{say_figure(node.cores, 'cores')}, {say_figure(node.memory_bytes, 'bytes')} of memory"
+    return [
+        ("node", f"{node.name}: {count}{has} ({node.memory_origin})"),
+        ("GPU", describe_gpus(node)),
+        ("scratch", _describe_scratch(node)),
+    ]
+
+
+def describe_gpus(node: Node) -> str:
+    gpu = "none"
+    if node.gpus:
+        memory = "" if node.gpu_memory_bytes is None else f", {say_figure(node.gpu_memory_bytes, 'bytes')}"
+        gpu = f"{node.gpus:,} x {node.gpu_name}{memory}"
+    if node.model_rate is None:
+        what = node.model or "the model"
+        return f"{gpu}; how fast {what} trains is not known (--model-rate): the device is no limit here"
+    model = node.model or "the model"
+    return f"{gpu}; {model} trains on {say_figure(node.model_rate, 'images/s')}" + (" each" * (node.gpus > 1))
+
+
+def _describe_scratch(node: Node) -> str:
+    if node.scratch is None:
+        return "none; name one with --scratch DIR"
+    free = "" if node.scratch_free_bytes is None else f"; {say_figure(node.scratch_free_bytes, 'bytes')} free"
+    return f"{describe_store(node.scratch)}{free}"
+
+
+def name_node(node: Node) -> str:
+    return f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name
+
+
+def find_way(plan: Plan) -> Way | None:
+    """Return the way to take: the recommended one, or as it is."""
+    named = [one for one in plan.ways if one.code == plan.recommended]
+    return next(iter((*named, *plan.ways)), None)
+
+
+def _recommend(plan: Plan) -> list[Line]:
+    way = next((one for one in plan.ways if plan.recommended and one.code == plan.recommended), None)
+    if way is None:
+        return [f"Nothing is worth doing: {plan.reason}."]
+    lines: list[Line] = [f"Recommended: {way.name}", f"  {plan.reason[:1].upper()}{plan.reason[1:]}."]
+    lines += [f"  It needs {way.needs}."] if way.needs else []
+    return [*lines, *(Command(f"    {one}") for one in way.commands)]
+
+
+def list_unfit(plan: Plan) -> dict[str, str]:
+    """Return the names of ways that cannot be gone here, by the reason."""
+    found: dict[str, list[str]] = {}
+    for way in plan.ways:
+        if not way.fits:
+            found.setdefault(way.why_not, []).append(way.name)
+    return {why: "; ".join(names) for why, names in found.items()}
+
+
+def say_pays(way: Way, plan: Plan) -> str:
+    if plan.ways and way is plan.ways[0]:
+        return "-"  # it is what the others are held against
+    if not is_number(way.pays_after) or way.pays_after > 9_999:
+        return "never"
+    return f"epoch {format_number(max(1, math.ceil(way.pays_after)))}"
+
+
+def list_columns(plan: Plan, *, is_full: bool, has_spread: bool) -> list[Column]:
+    """Return the columns beside a way's name."""
+    columns: list[Column] = [
+        (("", "before"), lambda way: short_time(way.before_s, has_spread=has_spread)),
+        (("first", "epoch"), lambda way: short_time(way.first_epoch_s, has_spread=has_spread)),
+        (("later", "epochs"), lambda way: short_time(way.later_epoch_s, has_spread=has_spread)),
+        (("", "whole run"), lambda way: short_time(way.total_s)),
+        (("pays", "after"), lambda way: say_pays(way, plan)),
+    ]
+    if is_full:
+        columns += [
+            (("", "disk"), lambda way: _short_bytes(way.disk_bytes)),
+            (("", "memory"), lambda way: _short_bytes(way.memory_bytes)),
+        ]
+    if is_full and plan.node.gpus:
+        columns.append((("GPU hours", "saved"), lambda way: _short_hours(way.gpu_hours_saved)))
+    return [*columns, (("", "limit"), lambda way: way.limit)]
+
+
+def _short_bytes(figure: Figure) -> str:
+    return f"{format_bytes(figure.value)}{mark(figure)}" if figure.value > 0 else "-"
+
+
+def _short_hours(figure: Figure) -> str:
+    if not is_number(figure.value):
+        return "unknown"
+    hours = round(figure.value, 1 if abs(figure.value) < 10 else 0)
+    return f"{format_number(hours)}{mark(figure)}" if hours else "-"
+
+
+def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
+    ways = [one for one in plan.ways if one.fits]
+    names = [one.name for one in ways]
+    for is_full, has_spread in ((True, True), (True, False), (False, True), (False, False)):
+        columns = list_columns(plan, is_full=is_full, has_spread=has_spread)
+        table: list[Sequence[Any]] = [[head for head, _ in columns]]
+        table += [[say(way) for _, say in columns] for way in ways]
+        if width is None or _room(table, width) >= min(_USUAL_NAME, max(map(count_cells, names), default=0)):
+            break
+    marked = [one.code == plan.recommended for one in ways]
+    return _lay_table(("way", *names), table, marked, width)
+
+
+def _draw_nodes(plans: Sequence[Plan], width: int | None) -> list[Line]:
+    heads = [("GPUs", "in all"), ("cores", "a node"), ("memory", "a node"), ("", "before"),
+             ("later", "epochs"), ("", "whole run"), ("", "limit")]  # fmt: skip
+    names, cells = ["node, and way"], []
+    for plan in plans:
+        way, node = find_way(plan), plan.node
+        names.append(f"{name_node(node)}: {way.name if way else 'no way fits'}")
+        times = [short_time(way.before_s, has_spread=False), short_time(way.later_epoch_s, has_spread=False),
+                 short_time(way.total_s), way.limit] if way else [""] * 4  # fmt: skip
+        cells.append(
+            [
+                f"{node.gpus * node.nodes:,}",
+                f"{node.cores.value:,.0f}",
+                format_bytes(node.memory_bytes.value),
+                *times,
+            ]
+        )
+    return _lay_table(names, [heads, *cells], [False] * len(plans), width)
+
+
+def _sizes(table: Sequence[Sequence[Any]]) -> list[int]:
+    heads, *rows = table
+    return [
+        max(*map(count_cells, head), *(count_cells(row[i]) for row in rows), 0)
+        for i, head in enumerate(heads)
+    ]
+
+
+def _room(table: Sequence[Sequence[Any]], width: int) -> int:
+    return width - _INDENT - sum(size + _GAP for size in _sizes(table))
+
+
+def _lay_table(
+    names: Sequence[str], table: Sequence[Sequence[Any]], marked: Sequence[bool], width: int | None
+) -> list[Line]:
+    """Return names, wrapped between words, with numbers beside them, at their columns' right edge.
+
+    The first of the names and of the rows of the table are heads; the last column is of words.
+    """
+    heads, *rows = table
+    sizes, longest = _sizes(table), max(map(count_cells, names))
+    room = longest if width is None else min(longest, _room(table, width))
+    is_apart = room < min(_LEAST_NAME, longest)
+    if is_apart:
+        room = _INDENT
+    lines = [_lay_row("", [head[0] for head in heads], sizes, room)] if any(head[0] for head in heads) else []
+    lines.append(_lay_row("" if is_apart else names[0], [head[1] for head in heads], sizes, room))
+    for name, row, is_marked in zip(names[1:], rows, marked, strict=True):
+        sign = "> " if is_marked else "  "
+        if is_apart:
+            lines += [*wrap(name, width or 80, sign, "    "), _lay_row("", row, sizes, room)]
+            continue
+        first, *more = wrap(name, room, "", "  ")
+        lines += [_lay_row(first, row, sizes, room, sign), *(f"  {line}" for line in more)]
+    return [Command(line) for line in lines]  # already as wide as it may be
+
+
+def _lay_row(name: str, cells: Sequence[str], sizes: Sequence[int], room: int, sign: str = "  ") -> str:
+    *numbers, last = (
+        " " * (size - count_cells(cell)) + cell if i < len(sizes) - 1 else cell
+        for i, (cell, size) in enumerate(zip(cells, sizes, strict=True))
+    )
+    name += " " * (room - count_cells(name))
+    return (sign + (" " * _GAP).join((name, *numbers, last))).rstrip()
+
+
+def _list_figures(value: Any) -> Iterator[Figure]:
+    """Return every figure in a result."""
+    if isinstance(value, Figure):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _list_figures(getattr(value, field.name))
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _list_figures(one)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`feedrate bench machine`: small files on a real disk, what it leaves behind, and what it says."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedrate.bench import machine, stores
+from feedrate.bench.machine import bench_machine, choose_stores, load_result
+from feedrate.bench.results import MachineResult
+from feedrate.bench.stores import Sizes, check_store, choose_sizes, own_folder
+from feedrate.cli import main
+from feedrate.errors import NotFound, StorageError, UsageError
+from feedrate.figures import Figure
+from feedrate.machine.describe import find_node
+from feedrate.machine.disk import Room, describe_storage
+from feedrate.model.numbers import load_numbers
+from feedrate.report.document import dump_document
+from support.bench_results import make_machine_result
+
+TINY = Sizes(8 << 20, 40, 20_000, 0.3, 0.2)
+
+
+@pytest.fixture(autouse=True)
+def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    effort = replace(machine._QUICK, photographs=4, seconds=0.01, memory_bytes=1 << 20, cpu_models=())
+    monkeypatch.setattr(machine, "_QUICK", effort)
+    monkeypatch.setattr(machine, "QUICK", TINY)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def list_figures(value: Any) -> Iterator[Figure]:
+    if isinstance(value, Figure):
+        yield value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from list_figures(getattr(value, field.name))
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from list_figures(one)
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from list_figures(one)
+
+
+def test_a_store_is_measured_and_nothing_is_left_there(folder: Path) -> None:
+    result, numbers = bench_machine({"disk": folder}, is_quick=True, say=quiet)
+    assert list(folder.iterdir()) == []
+    assert [(copy.source, copy.target, copy.files) for copy in result.copies] == [
+        ("disk", "disk", 1),
+        ("disk", "disk", 50_000),  # of 20 KB
+    ]
+    found = list(list_figures(result))
+    assert len(found) > 15
+    assert all(0 <= figure.low <= figure.value <= figure.high for figure in found)
+    assert all(copy.seconds.note.startswith("from ") for copy in result.copies)
+    speed = numbers.stores[describe_storage(folder).mount_point]
+    assert speed.path == str(folder)
+    assert speed.write_bytes_per_s is not None
+    assert set(numbers.decode_images_per_s) == {"pillow", "feedrate"}
+
+
+def test_what_is_shared_names_neither_the_node_nor_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "secret-node-17")
+    result, numbers = bench_machine({"disk": folder}, is_quick=True, say=quiet)
+    text = dump_document("bench machine", result)
+    assert numbers.node == "secret-node-17"
+    assert "secret-node-17" not in text
+    assert str(folder.parent) not in text
+    assert set(result.numbers.stores) == {"disk"}
+
+
+def test_files_are_copied_to_the_first_store_on_a_local_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(machine, "is_scratch", lambda path: path.name == "scratch")
+    both = {"home": folder, "scratch": tmp_path / "scratch"}
+    result, _ = bench_machine(both, is_quick=True, say=quiet)
+    assert {(copy.source, copy.target) for copy in result.copies} == {
+        ("home", "scratch"),
+        ("scratch", "scratch"),
+    }
+
+
+def test_the_document_that_it_writes_is_read_again(tmp_path: Path) -> None:
+    result = make_machine_result()
+    path = tmp_path / "a.json"
+    path.write_text(dump_document("bench machine", result))
+    assert load_result(path) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "is no JSON document"),
+        ("[1]", "is another document, not one of 'feedrate bench machine'"),
+        ('{"command": "doctor\\u001b[2J"}', r"is a document of 'feedrate doctor\\x1b\[2J', not"),
+        (
+            '{"command": "bench machine"}',
+            "is damaged, or of another version of feedrate: MachineResult has no",
+        ),
+    ],
+)
+def test_another_document_to_compare_with_is_a_sentence(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=why):
+        load_result(path)
+
+
+def test_a_document_to_compare_with_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no file at"):
+        load_result(tmp_path / "none.json")
+    with pytest.raises(StorageError, match=r"cannot read .*: Is a directory"):
+        load_result(tmp_path)
+
+
+def test_stores_are_called_as_they_are_typed_or_by_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a=b").mkdir()
+    words = ["/data", f"{tmp_path}/a=b", "nfs=/home/x", "./x=y/z"]
+    assert choose_stores(words) == {
+        "/data": Path("/data"),
+        f"{tmp_path}/a=b": tmp_path / "a=b",
+        "nfs": Path("/home/x"),
+        "./x=y/z": Path("x=y/z"),
+    }
+    with pytest.raises(UsageError, match="two stores are called 'nfs'"):
+        choose_stores(["nfs=/a", "nfs=/b"])
+
+
+def test_without_a_store_scratch_is_measured_or_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "find_scratch", lambda: tmp_path)
+    assert choose_stores([]) == {"scratch": tmp_path}
+    monkeypatch.setattr(machine, "find_scratch", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    assert choose_stores([]) == {"temporary folder": tmp_path / "t"}
+
+
+def test_a_store_that_cannot_be_measured_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotFound, match=r"no folder at .*none"):
+        check_store(tmp_path / "none")
+    with pytest.raises(StorageError, match="file is not a folder"):
+        check_store(tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot write to /proc: "):
+        check_store(Path("/proc"))
+
+
+def test_less_is_written_where_there_is_less_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "measure_room", lambda _: Room(12 << 20, None))
+    assert choose_sizes(tmp_path, TINY).file_bytes == 2 << 20
+    monkeypatch.setattr(stores, "measure_room", lambda _: Room(1000, None))
+    with pytest.raises(StorageError, match=r"too little room at .*: 1.00 KB free"):
+        choose_sizes(tmp_path, TINY)
+    monkeypatch.setattr(stores, "measure_room", lambda _: Room(1 << 40, 5))
+    with pytest.raises(StorageError, match="5 more files may be made"):
+        choose_sizes(tmp_path, TINY)
+
+
+def test_a_quota_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "try_to_reserve", lambda *_: OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    with pytest.raises(StorageError, match="disk quota exceeded"):
+        choose_sizes(tmp_path, TINY)
+
+
+def test_a_folder_of_ours_goes_away_however_its_use_ends(folder: Path) -> None:
+    def interrupt() -> None:
+        with own_folder(folder, quiet) as inside:
+            (inside / "file").write_text("x")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(folder: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from feedrate.bench.stores import own_folder
+with own_folder(Path({str(folder)!r}), print) as inside:
+    (inside / "large").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    (left,) = folder.iterdir()
+    assert left.name.startswith("feedrate-bench-machine-")
+    said: list[str] = []
+    with own_folder(folder, said.append) as inside:
+        assert list(folder.iterdir()) == [inside]
+    assert said == [f"removing {left}, which a run that was killed left behind"]
+
+
+def test_what_is_in_use_or_not_marked_or_of_another_node_stays(folder: Path) -> None:
+    prefix = f"feedrate-bench-machine-{find_node()}-"
+    (folder / f"{prefix}unmarked").mkdir()
+    (folder / f"{prefix}link").symlink_to(folder)
+    with own_folder(folder, quiet) as used:
+        other = folder / "feedrate-bench-machine-other-x"
+        other.mkdir()
+        (other / "in-use.lock").write_text("")
+        with own_folder(folder, pytest.fail):
+            assert used.exists()
+    assert {path.name for path in folder.iterdir()} == {f"{prefix}unmarked", f"{prefix}link", other.name}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_ended_leaves_nothing_behind(folder: Path, number: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "feedrate", "bench", "machine", "--quick", "--store", str(folder)],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        assert "written, copied, read" in process.stderr.readline()  # its folder is there
+        until = time.monotonic() + 60
+        while not list(folder.glob("*/large")):
+            assert time.monotonic() < until
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (130 if number == signal.SIGINT else 128 + signal.SIGTERM)
+    assert list(folder.iterdir()) == []
+
+
+class FakeBench:
+    def __init__(self) -> None:
+        self.result = make_machine_result()
+
+    def __call__(self, *_: Any, **__: Any) -> tuple[MachineResult, Any]:
+        return self.result, replace(self.result.numbers, node=find_node())
+
+
+def test_the_command_shows_writes_and_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "bench_machine", FakeBench())
+    paths = [str(tmp_path / name) for name in ("a.json", "a.md")]
+    assert main(["bench", "machine", "--json", paths[0], "--markdown", paths[1]]) == 0
+    assert "Copying 1 GB" in capsys.readouterr().out
+    assert json.loads(Path(paths[0]).read_text())["command"] == "bench machine"
+    assert Path(paths[1]).read_text().startswith("# Numbers of a machine")
+    assert load_numbers() is not None
+    assert main(["bench", "machine", "--compare", paths[0]]) == 0
+    assert "1.00x as fast" in capsys.readouterr().out
+
+
+def test_a_page_that_is_there_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "bench_machine", pytest.fail)
+    (tmp_path / "a.md").write_text("mine")
+    assert main(["bench", "machine", "--markdown", str(tmp_path / "a.md")]) == 1
+    assert "is already there" in capsys.readouterr().err
+
+
+def test_a_state_folder_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    monkeypatch.setattr(machine, "bench_machine", FakeBench())
+    assert main(["bench", "machine"]) == 0
+    assert "not kept for other commands: cannot make" in capsys.readouterr().err

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedrate.model.ways import (
+    Load,
+    Store,
+    copy_s,
+    count_epochs_to_pay,
+    epoch,
+    find_unevenness,
+    find_workers,
+    lru_share,
+    pack_s,
+)
+
+SLOW = Store(
+    stat_s=0.002, file_s=0.006, read_s=0.002, stream_bytes_per_s=50e6, total_bytes_per_s=100e6,
+    files_per_s=2000, warm_file_s=2e-5, warm_bytes_per_s=4e9, write_bytes_per_s=80e6, create_s=0.004,
+    keeps_pages=True,
+)  # fmt: skip
+FAST = Store(2e-5, 1e-4, 5e-5, 1e9, 3e9, 1e5, 2e-5, 4e9, 1e9, 5e-5, True)
+PHOTOS = Load(10_000, 110e3, True, cpu_s=0.007, core_gain=2.0, readers=2, device_s=0.0)
+
+stores = st.builds(
+    Store, st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e5, 1e10),
+    st.floats(1e6, 1e11), st.floats(1, 1e6), st.floats(1e-6, 1e-3), st.floats(1e8, 1e10),
+    st.floats(1e6, 1e10),
+    st.floats(1e-6, 1), st.booleans(),
+)  # fmt: skip
+loads = st.builds(
+    Load, st.floats(1, 1e9), st.floats(1, 1e8), st.booleans(), st.floats(1e-6, 10), st.floats(0.5, 512),
+    st.floats(1, 512), st.floats(0, 1),
+)  # fmt: skip
+
+
+@given(loads, stores)
+def test_an_epoch_from_memory_is_never_slower_than_one_from_the_store(load: Load, store: Store) -> None:
+    store = replace(
+        store, warm_file_s=min(store.warm_file_s, store.file_s), warm_bytes_per_s=store.stream_bytes_per_s
+    )
+    assert epoch(load, store, warm=1.0).seconds <= epoch(load, store, warm=0.0).seconds * 1.0001
+
+
+@given(loads, stores, st.floats(1, 100))
+def test_a_slower_store_never_makes_an_epoch_faster(load: Load, store: Store, factor: float) -> None:
+    slower = replace(store, file_s=store.file_s * factor, read_s=store.read_s * factor,
+                     stream_bytes_per_s=store.stream_bytes_per_s / factor)  # fmt: skip
+    assert epoch(load, slower, warm=0.0).seconds >= epoch(load, store, warm=0.0).seconds * 0.9999
+
+
+@given(loads, stores)
+def test_no_epoch_is_faster_than_its_device_its_cores_or_its_store(load: Load, store: Store) -> None:
+    seconds = epoch(load, store, warm=0.0).seconds / load.samples
+    for least in (load.device_s, load.cpu_s / load.core_gain, load.sample_bytes / store.total_bytes_per_s):
+        assert seconds >= least * 0.9999
+
+
+def test_two_readers_that_wait_for_a_slow_store_take_half_of_its_latency_per_file() -> None:
+    found = epoch(PHOTOS.with_(cpu_s=1e-6), SLOW, warm=0.0)
+    assert found.seconds == pytest.approx(10_000 * (0.006 + 110e3 / 50e6) / 2, rel=0.01)
+    assert found.limit == "source"
+
+
+def test_two_workers_that_decode_on_two_cores_wait_for_the_cores() -> None:
+    assert epoch(PHOTOS, FAST, warm=1.0).limit == "cores"
+
+
+def test_a_slow_device_is_the_limit_whatever_the_store() -> None:
+    found = epoch(PHOTOS.with_(device_s=0.1), SLOW, warm=0.0)
+    assert (found.limit, found.seconds) == ("device", pytest.approx(1000, rel=0.01))
+
+
+def test_workers_that_wait_for_a_store_are_wanted_in_larger_numbers_than_there_are_cores() -> None:
+    waiting = PHOTOS.with_(cpu_s=0.001, device_s=0.0005)
+    assert find_workers(waiting, SLOW, 64, each=1) > 4
+    assert find_workers(waiting, FAST, 64, each=1) <= 3
+
+
+def test_copying_many_small_files_takes_their_latency_in_eight_streams() -> None:
+    asking, copying = 8000 * 0.002 / 8, 8000 * 0.006 / 8
+    assert copy_s(8000, 8000 * 100, SLOW, FAST) == pytest.approx(asking + copying + 8000 * 0.25e-3, rel=0.05)
+
+
+def test_copying_one_large_file_takes_the_rate_of_the_store() -> None:
+    assert copy_s(1, 10e9, SLOW, FAST) == pytest.approx(100, rel=0.02)
+
+
+@given(st.floats(1, 1e9), st.floats(1, 1e15), stores, stores)
+def test_copying_is_never_faster_than_the_source_gives_or_the_target_takes(
+    files: float, size: float, source: Store, target: Store
+) -> None:
+    least = max(size / source.total_bytes_per_s, size / target.write_bytes_per_s)
+    assert copy_s(files, size, source, target) >= least * 0.9999
+
+
+def test_packing_reads_every_file_once() -> None:
+    found = pack_s(PHOTOS.with_(cpu_s=0.0005), SLOW, FAST, warm=0.0, list_s=3.0, size_bytes=1.2e9)
+    asking = 10_000 * 0.002
+    assert found == pytest.approx(3 + asking + 10_000 * (0.006 + 110e3 / 50e6 + 0.0005) / 2, rel=0.03)
+
+
+def test_a_cache_that_evicts_hits_less_often_than_it_holds() -> None:
+    assert lru_share(0.5) == pytest.approx(0.153, abs=0.001)
+    assert (lru_share(0.0), lru_share(1.0), lru_share(7.0)) == (0.0, 1.0, 1.0)
+
+
+@given(st.floats(0, 1))
+def test_the_share_of_hits_lies_between_nothing_and_what_is_held(share: float) -> None:
+    assert -1e-9 <= lru_share(share) <= share + 1e-9
+
+
+def test_a_way_has_paid_when_its_epochs_have_made_up_for_its_beginning() -> None:
+    assert count_epochs_to_pay(100, 50, 50, (60, 60)) == pytest.approx(1 + 90 / 10)
+    assert count_epochs_to_pay(0, 50, 50, (60, 60)) == 1.0
+    assert math.isinf(count_epochs_to_pay(100, 60, 60, (60, 60)))
+
+
+@given(stores, st.integers(1, 1000))
+def test_nodes_that_read_at_once_share_the_rate_and_not_the_latency(store: Store, nodes: int) -> None:
+    shared = store.shared_by(nodes)
+    assert shared.total_bytes_per_s * nodes == pytest.approx(store.total_bytes_per_s)
+    assert shared.file_s == store.file_s
+
+
+def test_the_busiest_of_several_workers_has_whole_batches() -> None:
+    assert find_unevenness(800, 64, 4) == pytest.approx(256 * 4 / 800)
+    assert find_unevenness(1_000_000, 64, 4) == pytest.approx(1.0, abs=0.001)
+    assert find_unevenness(10, 64, 4) == 4.0
+
+
+@given(st.floats(1, 1e9), st.integers(1, 4096), st.integers(1, 512))
+def test_no_worker_makes_less_than_nothing_or_more_than_all(samples: float, batch: int, workers: int) -> None:
+    assert 1.0 <= find_unevenness(samples, batch, workers) <= workers
+
+
+def test_a_wait_that_was_measured_counts_in_place_of_what_the_store_would_give() -> None:
+    measured = PHOTOS.with_(cpu_s=1e-6, wait_s=0.1)
+    assert epoch(measured, SLOW, warm=0.0).seconds == pytest.approx(10_000 * 0.1 / 2, rel=0.01)

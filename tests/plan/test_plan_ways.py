@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan promises: it recommends only what fits, says so when nothing is worth doing, and adds up."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedrate.cli import make_parser
+from feedrate.figures import ASSUMED, GIVEN, Figure
+from feedrate.plan.results import Plan, Way
+from feedrate.plan.ways import make_plan
+from support.plans import make_node, make_store, make_survey, near
+
+QUICK_GPU = near(4700, GIVEN)
+
+
+def way(plan: Plan, code: str) -> Way:
+    return next(way for way in plan.ways if way.code == code)
+
+
+def slow_store(**changes: Figure) -> object:
+    return replace(
+        make_store(), file_s=near(0.02), read_s=near(0.01), stream_bytes_per_s=near(20e6), **changes
+    )
+
+
+def test_a_slow_store_and_a_fast_gpu_make_packing_pay() -> None:
+    plan = make_plan(make_survey(source=slow_store()), make_node(model_rate=QUICK_GPU))
+    assert "pack" in plan.recommended or "live" in plan.recommended
+    assert way(plan, plan.recommended).total_s.value < 0.5 * way(plan, "in-place").total_s.value
+
+
+def test_where_the_gpu_is_the_limit_nothing_is_recommended() -> None:
+    plan = make_plan(make_survey(), make_node(model_rate=near(50, GIVEN)))
+    assert plan.recommended == ""
+    assert "device" in plan.reason
+
+
+def test_without_a_rate_of_the_model_a_note_says_what_the_times_are() -> None:
+    plan = make_plan(make_survey(), make_node(model_rate=None))
+    assert any("--model-rate" in note for note in plan.notes)
+
+
+def test_the_parts_of_a_way_add_up_to_its_whole_run() -> None:
+    for found in make_plan(make_survey(), make_node(model_rate=QUICK_GPU), epochs=7).ways:
+        total = found.before_s.value + found.first_epoch_s.value + 6 * found.later_epoch_s.value
+        assert found.total_s.value == pytest.approx(total)
+        assert sum(seconds for _, seconds in found.timeline) == pytest.approx(total)
+
+
+def test_one_epoch_has_no_later_ones() -> None:
+    found = way(make_plan(make_survey(), make_node(), epochs=1), "pack")
+    assert [label for label, _ in found.timeline] == ["pack", "first epoch"]
+
+
+def test_a_pack_is_not_packed_again() -> None:
+    survey = make_survey(kind="pack", dataset="/data/a.pack", files=Figure.exactly(100))
+    plan = make_plan(survey, make_node(model_rate=QUICK_GPU))
+    assert not [found.code for found in plan.ways if "pack" in dict(found.timeline)]
+    assert not [line for found in plan.ways for line in found.commands if line.startswith("feedrate pack")]
+
+
+def test_scratch_that_is_too_small_is_never_recommended_and_says_so() -> None:
+    node = make_node(model_rate=QUICK_GPU, scratch_free_bytes=Figure.exactly(10e9))
+    plan = make_plan(make_survey(source=slow_store()), node)
+    assert "scratch, 10.0 GB are free" in way(plan, "pack-stage").why_not
+    assert plan.recommended not in ("pack-stage", "pack-live", "stage", "pack-scratch")
+
+
+def test_without_scratch_its_ways_say_how_to_name_one() -> None:
+    plan = make_plan(make_survey(), make_node(scratch=None, scratch_free_bytes=None, scratch_path=""))
+    assert "--scratch DIR" in way(plan, "pack-stage").why_not
+
+
+def test_a_disk_without_room_for_the_pack_is_said() -> None:
+    plan = make_plan(make_survey(), make_node(pack_free_bytes=Figure.exactly(1e9)))
+    assert "the pack needs" in way(plan, "pack").why_not
+    assert way(plan, "pack-scratch").fits
+
+
+def test_more_memory_names_the_option_to_type_and_not_more_than_the_node_has() -> None:
+    big = make_plan(make_survey(), make_node(machine_memory_bytes=Figure.exactly(500e9)))
+    assert way(big, "memory").commands[0].startswith("sbatch --mem=15")
+    assert way(big, "memory").fits
+    small = make_plan(make_survey(), make_node(machine_memory_bytes=Figure.exactly(64e9)))
+    assert "the node has 64.0 GB" in way(small, "memory").why_not
+
+
+def test_a_dataset_that_the_page_cache_holds_needs_no_more_memory() -> None:
+    plan = make_plan(make_survey(samples=Figure.exactly(10_000), files=Figure.exactly(10_000)), make_node())
+    assert "holds all of it" in way(plan, "memory").why_not
+
+
+def test_a_store_without_a_page_cache_is_as_slow_in_every_epoch() -> None:
+    store = replace(slow_store(), keeps_pages=False)
+    survey = make_survey(source=store, samples=near(1000), files=near(1000), resident=None)
+    found = way(make_plan(survey, make_node(model_rate=None)), "in-place")
+    assert found.later_epoch_s.value == pytest.approx(found.first_epoch_s.value, rel=0.05)
+
+
+def test_what_was_read_once_and_fits_in_memory_is_fast_afterwards() -> None:
+    survey = make_survey(source=slow_store(), samples=near(1000), files=near(1000), resident=0.0)
+    found = way(make_plan(survey, make_node(model_rate=None)), "in-place")
+    assert found.later_epoch_s.value < 0.5 * found.first_epoch_s.value
+
+
+def test_a_node_without_a_gpu_has_no_ways_that_need_one() -> None:
+    plan = make_plan(make_survey(), make_node(gpus=0, gpu_name="", gpu_memory_bytes=None))
+    assert not [found.code for found in plan.ways if "gpu" in found.code]
+
+
+def test_png_files_are_not_decoded_on_the_gpu() -> None:
+    node = make_node(gpu_decode_images_per_s=near(13_000))
+    plan = make_plan(make_survey(formats={"png": 1.0}), node)
+    assert "JPEG files only" in way(plan, "gpu-decode").why_not
+
+
+def test_smaller_images_are_mentioned_and_never_recommended() -> None:
+    survey = make_survey(width=4000, height=3000, feedrate_s=near(0.05), sample_bytes=near(4e6))
+    plan = make_plan(survey, make_node(model_rate=QUICK_GPU, scratch=None))
+    assert "resize" not in plan.recommended
+    assert any("changes the images" in note for note in plan.notes)
+
+
+def test_small_images_have_no_way_that_makes_them_smaller() -> None:
+    plan = make_plan(make_survey(width=256, height=200), make_node())
+    assert not [found.code for found in plan.ways if "resize" in found.code]
+
+
+def test_an_assumed_figure_makes_what_depends_on_it_assumed() -> None:
+    plan = make_plan(make_survey(), make_node(model_rate=near(1400, ASSUMED, "a table")))
+    assert way(plan, "in-place").total_s.origin == ASSUMED
+    assert way(plan, "pack").before_s.origin != ASSUMED
+
+
+def test_several_nodes_share_the_work_of_an_epoch_and_the_rate_of_the_source() -> None:
+    one, four = (make_plan(make_survey(), make_node(model_rate=QUICK_GPU, nodes=n)) for n in (1, 4))
+    assert way(four, "in-place").later_epoch_s.value < way(one, "in-place").later_epoch_s.value
+    assert dict(way(four, "pack-stage").timeline)["stage"] > dict(way(one, "pack-stage").timeline)["stage"]
+
+
+def test_every_command_that_a_plan_says_can_be_typed() -> None:
+    node = make_node(model_rate=QUICK_GPU, gpu_decode_images_per_s=near(13_000), scratch_path="/scr/a b")
+    survey = make_survey(dataset="/data/my photos", width=2000, height=2000)
+    lines = [line for found in make_plan(survey, node).ways for line in found.commands]
+    typed = [line.removeprefix("DATA=$(").removesuffix(")") for line in lines if "feedrate " in line]
+    parser = make_parser()
+    for line in typed:
+        parser.parse_args(shlex.split(line)[1:])
+    python = [line for line in lines if line.startswith("feedrate.Loader")]
+    for line in python:
+        compile(line, "line", "eval")
+    assert typed
+    assert python
+
+
+sizes = st.floats(1, 1e9)
+
+
+@settings(max_examples=25)
+@given(
+    samples=st.floats(1, 1e10), sample_bytes=st.floats(10, 1e8), rate=st.none() | st.floats(0.1, 1e6),
+    memory=st.floats(1e6, 1e13), free=st.floats(0, 1e15), epochs=st.integers(1, 1000), gpus=st.integers(0, 8),
+    nodes=st.integers(1, 1000), file_s=st.floats(1e-6, 10), resident=st.none() | st.floats(0, 1),
+)  # fmt: skip
+def test_whatever_the_dataset_and_the_node_only_what_fits_and_is_faster_is_recommended(
+    samples: float, sample_bytes: float, rate: float | None, memory: float, free: float, epochs: int,
+    gpus: int, nodes: int, file_s: float, resident: float | None,
+) -> None:  # fmt: skip
+    survey = make_survey(
+        samples=near(samples), files=near(samples), sample_bytes=near(sample_bytes), resident=resident,
+        source=replace(make_store(), file_s=near(file_s)), total_bytes=near(samples * sample_bytes),
+    )  # fmt: skip
+    node = make_node(
+        model_rate=None if rate is None else near(rate), memory_bytes=Figure.exactly(memory), gpus=gpus,
+        scratch_free_bytes=Figure.exactly(free), nodes=nodes,
+    )  # fmt: skip
+    plan = make_plan(survey, node, epochs=epochs)
+    for found in plan.ways:
+        for figure in (found.before_s, found.first_epoch_s, found.later_epoch_s, found.total_s):
+            assert 0 <= figure.low <= figure.value <= figure.high < float("inf")
+        assert found.memory_bytes.value >= 0
+        assert found.disk_bytes.value >= 0
+    if plan.recommended:
+        chosen = way(plan, plan.recommended)
+        assert chosen.fits
+        assert chosen.total_s.value < way(plan, "in-place").total_s.value

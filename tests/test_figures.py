@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure, combine, weakest
+
+sizes = st.floats(1e-6, 1e12)
+
+
+@given(sizes, st.floats(1.0, 3.0))
+def test_a_value_known_to_a_factor_lies_between_its_bounds(value: float, factor: float) -> None:
+    figure = Figure.within(value, factor, ASSUMED)
+    assert figure.low <= value <= figure.high
+
+
+def test_the_mean_of_many_measurements_is_known_better_than_that_of_few() -> None:
+    few, many = Figure.of_mean([1.0, 2.0, 3.0]), Figure.of_mean([1.0, 2.0, 3.0] * 40)
+    assert few.value == many.value == pytest.approx(2.0)
+    assert many.high - many.low < few.high - few.low
+
+
+def test_one_measurement_alone_has_a_wide_interval() -> None:
+    assert Figure.of_mean([2.0]).low == 0.0
+
+
+def test_a_sum_of_two_unsure_figures_errs_less_than_both_errors_together() -> None:
+    one, other = Figure(10, 9, 11), Figure(10, 9, 11)
+    total = combine(lambda one, other: one + other, {"one": one, "other": other})
+    assert (total.value, total.low, total.high) == pytest.approx((20, 20 - 2**0.5, 20 + 2**0.5))
+
+
+def test_an_interval_holds_whichever_way_a_figure_counts() -> None:
+    rate = combine(lambda n, seconds: n / seconds, {"n": Figure.exactly(100), "seconds": Figure(10, 5, 20)})
+    assert (rate.low, rate.value, rate.high) == pytest.approx((5, 10, 20))
+
+
+def test_what_is_computed_is_as_sure_as_the_weakest_figure_in_it() -> None:
+    figures = [Figure.exactly(1, origin) for origin in (MEASURED, STORED, GIVEN)]
+    assert weakest(figures) == STORED
+    assert weakest([*figures, Figure.exactly(1, ASSUMED)]) == ASSUMED
+
+
+@given(sizes, st.floats(0.01, 100))
+def test_scaling_keeps_the_order_of_the_bounds(value: float, factor: float) -> None:
+    figure = Figure.within(value, 1.5, MEASURED).scaled(-factor)
+    assert figure.low <= figure.value <= figure.high
