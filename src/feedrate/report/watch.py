@@ -325,6 +325,9 @@ class Screen:
         if self._keys is not None:
             self._mode = termios.tcgetattr(self._keys)
             tty.setcbreak(self._keys)
+            mode = termios.tcgetattr(self._keys)
+            mode[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the second screen to the shell
+            termios.tcsetattr(self._keys, termios.TCSANOW, mode)
         self._write(_OPEN)
         return self
 
