@@ -267,7 +267,7 @@ class _Measurement:
                 again += [second] if second else []
                 again_s += time.perf_counter() - now
             elif reading.is_ours:
-                self._drop(path)
+                self._drop(piece)
         return once, again
 
     def _read(
@@ -286,7 +286,7 @@ class _Measurement:
             try:
                 size = os.fstat(descriptor).st_size
                 open_s = time.perf_counter() - began
-                reading = _Reading(measure_open_residency(descriptor, piece.path), open_s)
+                reading = _Reading(measure_open_residency(descriptor, *piece), open_s)
                 if is_dropped is None and self._has_cold and not reading.is_cold:
                     return None
                 offset, stop = piece.start, min(piece.stop, size)
@@ -300,7 +300,7 @@ class _Measurement:
                     if not got or now > deadline:
                         break
                 if is_dropped or (is_dropped is None and reading.is_ours):
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(descriptor, piece.start, offset - piece.start, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -308,13 +308,13 @@ class _Measurement:
             return None
         return reading if reading.blocks else None
 
-    def _drop(self, path: str) -> None:
+    def _drop(self, piece: _Piece) -> None:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, piece.start, piece.stop - piece.start, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
 
@@ -399,7 +399,8 @@ class _Measurement:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
-                    resident = measure_open_residency(descriptor, path)
+                    start = _find_inside(size)
+                    resident = measure_open_residency(descriptor, path, start, size)
                     if self._has_cold and resident is not None and resident > _IN_MEMORY:
                         continue
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -410,7 +411,7 @@ class _Measurement:
                         if time.perf_counter() > deadline:
                             break
                     if resident is not None and resident <= _NOT_IN_MEMORY:
-                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                        os.posix_fadvise(descriptor, start, 0, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
             except OSError as error:
@@ -458,13 +459,16 @@ class _Measurement:
         return sum(r.read_s for r in again) / sum(r.size_bytes for r in again) < once / 2
 
 
+def _find_inside(size_bytes: int) -> int:
+    """Return where the part of a file begins that is read here and there: no other part reads it."""
+    return 3 * size_bytes // 4 if size_bytes >= _LARGE_BYTES else 0
+
+
 def _pick_offsets(size_bytes: int, count: int) -> list[int]:
     if size_bytes < _LARGE_BYTES:
         return [0]
-    start = 3 * size_bytes // 4
-    return [
-        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES for _ in range(count)
-    ]
+    first, last = -(-_find_inside(size_bytes) // _READ_BYTES), size_bytes // _READ_BYTES
+    return [random.randrange(first, last) * _READ_BYTES for _ in range(count)]
 
 
 def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:
