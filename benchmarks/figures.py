@@ -188,7 +188,8 @@ def _model_rates(result: dict[str, Any]) -> str:
     for model in dict.fromkeys(model for model, _ in rows):
         forward, training = rows[model, False], rows[model, True]
         lines.append(
-            f"| {model} | {forward['images_per_s']:,.0f} | {format_seconds(in_a_gb / forward['images_per_s'])} | "
+            f"| {model} | {forward['images_per_s']:,.0f} | "
+            f"{format_seconds(in_a_gb / forward['images_per_s'])} | "
             f"{format_seconds(forward['imagenet_s'])} | {training['images_per_s']:,.0f} | "
             f"{format_seconds(training['imagenet_s'])} |"
         )
@@ -196,7 +197,8 @@ def _model_rates(result: dict[str, Any]) -> str:
     raw = "[model-rates.json](benchmarks/results/model-rates.json)"
     return "\n".join(lines) + (
         f"\n\n{device['device']}, torch {result['torch']}, {device['dtype']}, batches of "
-        f"{device['batch_size']} that are on the GPU already, {device['image_side']} pixels; raw results: {raw}.\n"
+        f"{device['batch_size']} that are on the GPU already, {device['image_side']} pixels; "
+        f"raw results: {raw}.\n"
     )
 
 

@@ -93,17 +93,17 @@ NODE = '[nodes.a]\ncores = 8\nmem = "64G"\n'
         ('[source]\ncores = 8\n' + NODE, "[source]: there is no 'cores'", "known: storage, latency"),
         ("[nodes.a]\ncores = 8\n", "says nothing of mem", 'mem = "500G"'),
         ("[nodes.a]\n", "says nothing of cores and mem", 'cores = "32"'),
-        ('[nodes.a]\ncores = -8\nmem = "64G"\n', "cores: a whole number from 1", "cores=32"),
-        ('[nodes.a]\ncores = 8.5\nmem = "64G"\n', "got '8.5'", "cores=32"),
+        ('[nodes.a]\ncores = -8\nmem = "64G"\n', "cores: a whole number from 1", 'cores = "32"'),
+        ('[nodes.a]\ncores = 8.5\nmem = "64G"\n', "got '8.5'", 'cores = "32"'),
         ('[nodes.a]\ncores = true\nmem = "64G"\n', "must be a number or a text, got True", 'cores = "32"'),
         ('[nodes.a]\ncores = [8]\nmem = "64G"\n', "must be a number or a text, got [8]", 'cores = "32"'),
-        ('[nodes.a]\ncores = 8\nmem = "many"\n', "mem: 'many' is not a size", "mem=500G"),
-        (NODE + "core_speed = 0\n", "core-speed: a number from 0.05", "core-speed=1.3"),
-        (NODE + "nodes = 0\n", "nodes: a whole number from 1", "nodes=4"),
+        ('[nodes.a]\ncores = 8\nmem = "many"\n', "mem: 'many' is not a size", 'mem = "500G"'),
+        (NODE + "core_speed = 0\n", "core-speed: a number from 0.05", 'core-speed = "1.3"'),
+        (NODE + "nodes = 0\n", "nodes: a whole number from 1", 'nodes = "4"'),
         (NODE + "nodes = []\n", "nodes must be a number", "nodes = [1, 2, 4]"),
         (NODE + "nodes = [[1]]\n", "nodes must be a number", "nodes = [1, 2, 4]"),
         (NODE + "nodes = true\n", "nodes must be a number", "nodes = [1, 2, 4]"),
-        (NODE + 'scratch-storage = "tape"\n', "'tape' is none of", "scratch-storage=nvme"),
+        (NODE + 'scratch-storage = "tape"\n', "'tape' is none of", 'scratch-storage = "nvme"'),
         (NODE + 'core-speed = 1\ncore_speed = 2\n', "core-speed is given twice", "leave one out"),
         ("[nodes.a\n", "is no TOML", "docs/model.md"),
         ("a = " + "[" * 2000 + "\n", "is no TOML", "docs/model.md"),
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_text_and_files_that_are_no_list_are_refused(tmp_path:
 
 def test_every_kind_and_number_of_nodes_gets_a_plan_the_fastest_first(tmp_path: Path) -> None:
     ranking = rank(write(tmp_path))
-    assert [plan.node.name for plan in ranking.plans] == ["4 x large", "1 x large", "small"]
+    assert [plan.node.name for plan in ranking.plans] == ["large", "large", "small"]
     assert [plan.node.nodes for plan in ranking.plans] == [4, 1, 1]
     times = [take_time(plan) for plan in ranking.plans]
     assert times == sorted(times)
@@ -201,7 +201,7 @@ def test_of_equal_times_fewer_gpus_come_first(tmp_path: Path) -> None:
         )
 
     ranking = rank_machines(make_survey(), path, model="resnet50", model_rate=None, epochs=90, plan=plan)
-    assert [plan.node.name for plan in ranking.plans] == ["a", "2 x c", "b"]
+    assert [plan.node.name for plan in ranking.plans] == ["a", "c", "b"]
 
 
 def test_of_one_node_there_is_nothing_to_say() -> None:
@@ -217,7 +217,7 @@ def test_several_nodes_are_told_what_each_reads_and_how_long_copies_take() -> No
     assert "takes 9 min 12 s (4 waves of 2 nodes), a part on each 69.0 s" in copying
     assert "a part holds 12% of what its node reads" in copying
     assert (
-        shards == "540 shards of 256 MB suit so many readers; an epoch is 157 steps of 256 samples per rank"
+        shards == "an epoch is 157 steps of 256 samples per rank; 540 shards of 256 MB suit so many readers"
     )
 
 

@@ -212,6 +212,13 @@ def test_a_petabyte_is_more_samples_of_the_same_size() -> None:
     assert survey.list_s.value == pytest.approx(14.8 * 1e15 / 138e9)
 
 
+@pytest.mark.parametrize("word", ["size=1PB", "storage=lustre"])
+def test_what_is_free_here_does_not_limit_a_pack_on_another_store(word: str) -> None:
+    here = make_node(pack_free_bytes=Figure.exactly(45e9))
+    assert apply(word, node=here)[1].pack_free_bytes is None
+    assert apply("cores=4", node=here)[1].pack_free_bytes == Figure.exactly(45e9)
+
+
 def test_on_several_nodes_this_nodes_page_cache_counts_for_nothing() -> None:
     assert apply("nodes=2")[0].resident == 0.0
     assert apply("nodes=1")[0].resident == make_survey().resident

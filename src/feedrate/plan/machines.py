@@ -165,7 +165,7 @@ def rank_machines(
         if node is not None:
             # Its page cache is not this one's.
             cold = replace(changed, resident=0.0)
-            plans += [plan(cold, _count(node, kind, count)) for count in kind.counts]
+            plans += [plan(cold, replace(node, nodes=count)) for count in kind.counts]
     if not plans:
         raise UsageError(
             f"{os.fspath(path)}: no kind of node is left. {'. '.join(left_out)}",
@@ -194,11 +194,6 @@ def _make_node(
         left_out.append(f"{kind.name} is left out: it has no GPU; add what its cores train as model-rate")
         return survey, None
     return changed, node
-
-
-def _count(node: Node, kind: Kind, count: int) -> Node:
-    name = kind.name if kind.counts == (1,) else f"{count} x {kind.name}"
-    return replace(node, name=name, nodes=count)
 
 
 def _order(plan: Plan) -> tuple[float, int, int, float]:
@@ -241,7 +236,10 @@ def describe_scale(survey: Survey, node: Node, batch_size: int) -> list[str]:
             f"{format_seconds(scale.slice_s)}; the order is shuffled over the whole dataset, so a part holds "
             f"{format_percent(scale.local_share)} of what its node reads"
         )
-    option = "" if scale.shard_bytes == DEFAULT_SHARD_BYTES else ", which 'feedrate pack --shard-size' makes"
-    shards = f"{format_count(scale.shards, 'shard')} of {format_bytes(scale.shard_bytes)}"
-    steps = f"{format_count(scale.steps, 'step')} of {batch_size:,} samples per rank"
-    return [*said, f"{shards} suit so many readers{option}; an epoch is {steps}"]
+    ending = f"an epoch is {format_count(scale.steps, 'step')} of {batch_size:,} samples per rank"
+    if scale.shards > 1:
+        option = "" if scale.shard_bytes == DEFAULT_SHARD_BYTES else " (feedrate pack --shard-size)"
+        ending += (
+            f"; {scale.shards:,} shards of {format_bytes(scale.shard_bytes)} suit so many readers{option}"
+        )
+    return [*said, ending]

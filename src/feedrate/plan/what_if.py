@@ -20,6 +20,7 @@ from feedrate.plan.results import Node, Survey
 from feedrate.units import format_bytes, parse_bytes, parse_rate
 
 _MOST_GPUS = 64  # of one node
+_OPTION = "--what-if"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class WhatIf:
     scratch_bytes: int | None = None
     scratch_storage: str = ""
     core_speed: float | None = None
-    label: str = field(default="--what-if", compare=False)  # how notes name it
+    label: str = field(default=_OPTION, compare=False)  # how notes name it
 
     def apply(self, survey: Survey, node: Node) -> tuple[Survey, Node]:
         """Return dataset and node with the changes.
@@ -189,6 +190,9 @@ class WhatIf:
             node = replace(
                 node, memory_bytes=memory, machine_memory_bytes=memory, memory_origin=f"{self.label} mem"
             )
+        if self.storage or self.size_bytes is not None:
+            # What is free beside the dataset that is here says nothing of another store.
+            node = replace(node, pack_free_bytes=None)
         name = f"what if: {self.text}" if self.text else node.name
         return replace(node, name=name, nodes=node.nodes if self.nodes is None else self.nodes)
 
@@ -294,7 +298,7 @@ def parse_what_if(words: Sequence[str]) -> WhatIf:
     if words and not pairs:
         raise UsageError("--what-if says nothing to change", hint=LIST_OF_KEYS)
     text = " ".join(f"{key}={value}" for key, value in pairs)
-    return replace(read_changes(pairs, "--what-if"), text=text)
+    return replace(read_changes(pairs, _OPTION), text=text)
 
 
 def read_changes(pairs: Iterable[tuple[str, str]], label: str) -> WhatIf:
@@ -314,8 +318,8 @@ def read_changes(pairs: Iterable[tuple[str, str]], label: str) -> WhatIf:
         try:
             found |= read(value.strip())
         except UsageError as error:
-            hint = f"write it like {key}={example}"
-            raise UsageError(f"{label} {key}: {error.message}", hint=hint) from error
+            like = f"{key}={example}" if label == _OPTION else f'{key} = "{example}"'
+            raise UsageError(f"{label} {key}: {error.message}", hint=f"write it like {like}") from error
     return WhatIf(**found, label=label)
 
 

@@ -51,7 +51,7 @@ def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
     lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(ranking))]
     notes = list(ranking.notes)
     for best in ranking.plans[:1]:
-        lines += ["", f"On {best.node.name}:", *_recommend(best)]
+        lines += ["", f"On {name_node(best.node)}:", *_recommend(best)]
         notes += best.notes
     return head + nodes + lay_out([*lines, *_list_notes(notes)], width)
 
@@ -140,6 +140,10 @@ def _describe_scratch(node: Node) -> str:
     return f"{describe_store(node.scratch)}{free}"
 
 
+def name_node(node: Node) -> str:
+    return f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name
+
+
 def find_way(plan: Plan) -> Way | None:
     """Return the way to take: the recommended one, or as it is."""
     named = [one for one in plan.ways if one.code == plan.recommended]
@@ -167,7 +171,7 @@ def list_unfit(plan: Plan) -> dict[str, str]:
 def say_pays(way: Way, plan: Plan) -> str:
     if plan.ways and way is plan.ways[0]:
         return "-"  # it is what the others are held against
-    if not is_number(way.pays_after) or way.pays_after > 1e6:
+    if not is_number(way.pays_after) or way.pays_after > 9_999:
         return "never"
     return f"epoch {format_number(max(1, math.ceil(way.pays_after)))}"
 
@@ -198,8 +202,8 @@ def _short_bytes(figure: Figure) -> str:
 def _short_hours(figure: Figure) -> str:
     if not is_number(figure.value):
         return "unknown"
-    hours = figure.value if abs(figure.value) < 10 else round(figure.value)
-    return f"{format_number(round(hours, 1))}{mark(figure)}" if hours else "-"
+    hours = round(figure.value, 1 if abs(figure.value) < 10 else 0)
+    return f"{format_number(hours)}{mark(figure)}" if hours else "-"
 
 
 def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
@@ -221,7 +225,7 @@ def _draw_nodes(plans: Sequence[Plan], width: int | None) -> list[Line]:
     names, cells = ["node, and way"], []
     for plan in plans:
         way, node = find_way(plan), plan.node
-        names.append(f"{node.name}: {way.name if way else 'no way fits'}")
+        names.append(f"{name_node(node)}: {way.name if way else 'no way fits'}")
         times = [short_time(way.before_s, has_spread=False), short_time(way.later_epoch_s, has_spread=False),
                  short_time(way.total_s), way.limit] if way else [""] * 4  # fmt: skip
         cells.append(

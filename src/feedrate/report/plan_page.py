@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from feedrate.figures import Figure
@@ -11,7 +12,7 @@ from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
 from feedrate.report.doctor_charts import draw_key
 from feedrate.report.figures import TIE, describe_origin, format_spread, say_bounds, say_value, short_time
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
-from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit
+from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit, name_node
 from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
 
 _STYLE = """
@@ -45,9 +46,12 @@ def draw_plan_page(plan: Plan) -> str:
     fitting = [one for one in plan.ways if one.fits]
     bars = [(one.name, one, one is way) for one in fitting]
     unfit = "".join(f"<li>{show(names)}: {show(why)}</li>" for why, names in list_unfit(plan).items())
+    # A way far slower than reading in place, which comes first, would press all others flat.
+    now_s = plan.ways[0].total_s.value if plan.ways else 0.0
+    most = 2 * now_s if is_number(now_s) else math.inf
     sections = (
         draw_section("What to type", _draw_commands(way)),
-        draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars)),
+        draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars, most)),
         draw_section("The ways side by side", _draw_table(plan, fitting, way)),
         draw_section("Does not fit here", f"<ul>{unfit}</ul>" if unfit else ""),
         draw_section("Notes", _draw_list(plan.notes)),
@@ -69,9 +73,10 @@ def draw_plan_page(plan: Plan) -> str:
 def draw_ranking_page(ranking: Ranking) -> str:
     """Return the page of `--machines` as HTML."""
     found = [(plan, way) for plan in ranking.plans if (way := find_way(plan)) is not None]
-    bars = [(f"{plan.node.name}: {way.name}", way, plan is ranking.plans[0]) for plan, way in found]
+    bars = [(f"{name_node(plan.node)}: {way.name}", way, plan is ranking.plans[0]) for plan, way in found]
     plans = "".join(
-        f"<article><h3>{show(plan.node.name)}: {show(way.name)}</h3><p>{show_sentence(plan.reason)}.</p>"
+        f"<article><h3>{show(name_node(plan.node))}: {show(way.name)}</h3>"
+        f"<p>{show_sentence(plan.reason)}.</p>"
         f"{_draw_commands(way)}{_draw_node(plan.node)}</article>"
         for plan, way in found
     )
@@ -105,14 +110,15 @@ def _draw_list(lines: Iterable[str]) -> str:
     return f"<ul>{rows}</ul>" if rows else ""
 
 
-def _draw_bars(bars: Sequence[tuple[str, Way, bool]]) -> str:
+def _draw_bars(bars: Sequence[tuple[str, Way, bool]], most: float = math.inf) -> str:
+    """Return a bar for each way; `most`: where the scale ends at the latest."""
     totals = [way.total_s.value for _, way, _ in bars if is_number(way.total_s.value)]
     if not any(totals):
         return ""
-    # A way far slower than reading in place, which comes first, would press all others flat.
-    end = min(max(totals), 2 * totals[0] or max(totals)) * 1.02
+    end = min(max(totals), most or math.inf) * 1.02
     rows = "".join(_draw_way(name, way, is_best=is_best, end=end) for name, way, is_best in bars)
     legend = "On one scale, from the command to the end of the run. The line: between which bounds it ends."
+    legend += " What is longer than twice reading in place goes on." if max(totals) > end else ""
     scale = f'<div class="way"><span></span><div class="bars">{_draw_ticks(end)}</div><span></span></div>'
     return f'<p class="soft">{legend}</p>{rows}{scale}{draw_key(_KEY)}'
 
@@ -218,7 +224,11 @@ def _draw_node(node: Node) -> str:
         ("free on scratch", node.scratch_free_bytes, "bytes"),
         *(_list_store("scratch", node.scratch) if node.scratch else ()),
     ]  # fmt: skip
-    said = {"node": node.name, "GPUs": describe_gpus(node).replace(TIE, " "), "memory by": node.memory_origin}
+    said = {
+        "node": name_node(node),
+        "GPUs": describe_gpus(node).replace(TIE, " "),
+        "memory by": node.memory_origin,
+    }
     return _draw_said(said | {"scratch": node.scratch_path}) + _draw_figures(rows)
 
 
