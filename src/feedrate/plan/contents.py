@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -66,6 +66,7 @@ class Sampled:
         timed: files (path, size) that tell how the file system answers; of a folder's, whose names nobody has
             asked for yet, the largest size that they may have.
         waited: files of which one sees how long Pillow waits for them, the same way.
+        unasked: files whose size is not in `sizes`, since they are left for timing.
         fetched: the same behind an address: (address of a folder, file in it, size).
         read: reads the contents of samples that were drawn, for so many seconds.
         resident: the share of `timed` in the page cache, before anything was read; None: unknown.
@@ -89,6 +90,7 @@ class Sampled:
     notes: tuple[str, ...] = ()
     fetched: Sequence[tuple[str, bytes, int]] = ()
     waited: Sequence[str] = ()
+    unasked: Sequence[str] = ()
 
 
 def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
@@ -182,8 +184,15 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         list_s=tree.list_s, is_partial=not tree.is_whole,
         how=f"{tree.how}; sizes of {format_count(len(sizes), 'file')} asked for",
         resident=_find_resident([file for file in sizes.items() if file[1]]), notes=tuple(notes),
-        waited=others[-waited:],
+        waited=others[-waited:], unasked=tree.paths[count : count + _MOST_SIZES],
     )  # fmt: skip
+
+
+def ask_more_sizes(sampled: Sampled) -> Sampled:
+    """Return the same with the sizes of files that were left for timing: nobody times them any more."""
+    answers = list(map_in_time(_stat, sampled.unasked, threads=AT_ONCE, seconds=_ASKING_S))
+    sizes = [*sampled.sizes, *(size for _, size in answers if size is not None)]
+    return replace(sampled, sizes=sizes, is_all=not sampled.is_partial and len(sizes) == sampled.files.value)
 
 
 def _share(count: int, total: int, noun: str) -> str:

@@ -173,11 +173,14 @@ class _Level:
     """Folders of one depth: how many there are, how many are known by name, and those that were listed."""
 
     def __init__(self, folders: Total, known: int, listed: list[FolderSample], each_s: float) -> None:
-        self.folders, self.known, self.each_s = folders, known, each_s
+        self.each_s = each_s
         self.unlisted = {one.path: one.error for one in listed if one.error}
         self.listed = [one for one in listed if not one.error]
+        # Folders that nobody may look into hold nothing that could be loaded.
+        share = len(self.listed) / len(listed)
+        self.folders = Total(folders.value * share, folders.variance * share**2, folders.student)
         self.is_whole = len(listed) == known and all(one.is_whole for one in self.listed)
-        kind = "" if self.is_whole else describe_storage(listed[0].path).kind if listed else ""
+        kind = "" if self.is_whole else describe_storage(listed[0].path).kind
         wholes = [estimate_entries(one, kind) for one in self.listed]
         self.scales = [
             whole.value / max(one.entries, 1) for one, whole in zip(self.listed, wholes, strict=True)
