@@ -16,6 +16,7 @@ from feedrate.units import format_bytes, format_ratio, format_seconds
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+IMAGENET_BYTES = 147_897_477_120  # ILSVRC2012_img_train.tar
 RESULTS = Path(__file__).parent / "results"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -175,6 +176,32 @@ def _gpu_decode(result: dict[str, Any]) -> str:
     )
 
 
+def _model_rates(result: dict[str, Any]) -> str:
+    """Images per second, and how long a device takes for 1 GB of JPEGs and for ImageNet."""
+    in_a_gb = 1e9 * result["imagenet_images"] / IMAGENET_BYTES
+    lines = [
+        f"| | forward, images/s | 1 GB of JPEGs ({in_a_gb:,.0f} images) | ImageNet "
+        f"({result['imagenet_images']:,} images) | training, images/s | an epoch of ImageNet |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = {(row["model"], row["training"]): row for row in result["results"]}
+    for model in dict.fromkeys(model for model, _ in rows):
+        forward, training = rows[model, False], rows[model, True]
+        lines.append(
+            f"| {model} | {forward['images_per_s']:,.0f} | "
+            f"{format_seconds(in_a_gb / forward['images_per_s'])} | "
+            f"{format_seconds(forward['imagenet_s'])} | {training['images_per_s']:,.0f} | "
+            f"{format_seconds(training['imagenet_s'])} |"
+        )
+    device = result["results"][0]
+    raw = "[model-rates.json](benchmarks/results/model-rates.json)"
+    return "\n".join(lines) + (
+        f"\n\n{device['device']}, torch {result['torch']}, {device['dtype']}, batches of "
+        f"{device['batch_size']} that are on the GPU already, {device['image_side']} pixels; "
+        f"raw results: {raw}.\n"
+    )
+
+
 def _head(name: str, before: Any, after: Any) -> str:
     return f"| {name} | {before['contestant']} | {after['contestant']} | ratio |\n|---|---|---|---|"
 
@@ -209,6 +236,7 @@ BLOCKS = {
     "filters": _filters,
     "gpu_decode": _gpu_decode,
     "loader": _loader,
+    "model_rates": _model_rates,
     "threads": _threads,
 }
 

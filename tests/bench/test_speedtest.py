@@ -272,7 +272,7 @@ def test_a_gpu_that_torch_cannot_use_is_the_advice() -> None:
 def test_a_slow_disk_is_named_with_its_rate() -> None:
     words = say("disk", subset=replace(SUBSET, read_images_per_s=120.0), source="my photos")
     assert words.startswith("The disk is the limit: it gives 120 images/s of files as they were found")
-    assert words.endswith("feedrate pack 'my photos' PACK && feedrate stage PACK")
+    assert words.endswith("feedrate plan 'my photos'")
 
 
 def test_too_few_workers_are_the_advice_before_more_cores() -> None:
@@ -282,7 +282,6 @@ def test_too_few_workers_are_the_advice_before_more_cores() -> None:
 
 def test_a_pack_is_not_packed_again(files_and_pack: tuple[str, str]) -> None:
     assert say(source=files_and_pack[1]).endswith("feedrate doctor -- python train.py")
-    assert say("disk", source=files_and_pack[1]).endswith(f"feedrate stage {files_and_pack[1]}")
 
 
 def test_runs_that_overlap_are_no_gain() -> None:

@@ -197,25 +197,36 @@ def test_a_job_that_ends_while_it_is_watched_is_said_and_is_no_failure(
     assert f"process {sleeper.pid} has ended".encode() in watched.seen.split(b"\x1b[?1049l")[1]
 
 
-def test_a_commands_output_is_shown_below_the_view_and_whole_after_it() -> None:
-    script = (
-        "import sys, time; print('first'); time.sleep(1.5); print('last', sys.stdout.isatty()); sys.exit(5)"
-    )
-    watched = Watched("--interval", "0.3", "--", sys.executable, "-c", script)
+WRITER = (
+    "import sys; print('first'); open(sys.argv[1]).read(); print('last', sys.stdout.isatty()); sys.exit(5)"
+)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """What WRITER waits for: it goes on when somebody opens this for writing."""
+    os.mkfifo(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+def test_a_commands_output_is_shown_below_the_view_and_whole_after_it(gate: Path) -> None:
+    watched = Watched("--interval", "0.3", "--", sys.executable, "-c", WRITER, str(gate))
+    watched.wait_for(b"verdict ")
     watched.wait_for(b"the last lines of its output:")
+    gate.write_text("")
     assert watched.end() == 5
     after = watched.seen.split(b"\x1b[?1049l")[1]
     assert after.replace(b"\r", b"") == b"first\nlast True\n"
 
 
-def test_a_key_ends_the_view_of_a_command_which_goes_on() -> None:
-    script = "import time; print('first', flush=True); time.sleep(1.5); print('last')"
-    watched = Watched("--interval", "0.3", "--", sys.executable, "-c", script)
+def test_a_key_ends_the_view_of_a_command_which_goes_on(gate: Path) -> None:
+    watched = Watched("--interval", "0.3", "--", sys.executable, "-c", WRITER, str(gate))
     watched.wait_for(b"first")
     os.write(watched.terminal, b"q")
     watched.wait_for(b"\x1b[?1049lfirst\r\n")
-    assert watched.end() == 0
-    assert watched.seen.endswith(b"last\r\n")
+    gate.write_text("")
+    assert watched.end() == 5
+    assert watched.seen.endswith(b"last True\r\n")
 
 
 def test_a_signal_for_the_view_ends_the_command_too() -> None:

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import UsageError
 from feedrate.figures import ASSUMED
-from feedrate.model.gpus import GPUS, REFERENCE, GpuFacts, find_gpu, find_model_rate
+from feedrate.model.gpus import GPUS, INFERENCE, REFERENCE, TRAINING, GpuFacts, find_gpu, find_model_rate
 from feedrate.model.results import KNOWN_MODELS
+from support import paths
 
 RATED = [gpu for gpu in GPUS if gpu.published]
 
@@ -131,3 +134,10 @@ def test_an_unknown_model_is_refused_with_those_that_are_known() -> None:
 def test_any_name_is_known_or_not_and_never_an_error(name: str) -> None:
     gpu = find_gpu(name)
     assert gpu is None or gpu in GPUS
+
+
+def test_the_rates_of_the_h200_are_those_that_were_measured() -> None:
+    document = json.loads((paths.ROOT / "benchmarks" / "results" / "model-rates.json").read_text())
+    for row in document["results"]:
+        mode = TRAINING if row["training"] else INFERENCE
+        assert REFERENCE[mode][row["model"]] == pytest.approx(row["images_per_s"], abs=0.6)

@@ -182,7 +182,7 @@ def run_speedtest(
         runs=tuple(contest.runs),
         verdict=verdict,
         advice=advice,
-        command=command,
+        next_command=command,
         notes=(choice.unused,) if choice.unused else (),
         seconds=clock() - started,
         machine=describe_machine(),
@@ -335,10 +335,7 @@ def judge(
             f"The disk is the limit: it gives {rate} of files as they were found, and {device.rstrip(',')} "
             f"takes {facts.device.images_per_s:,.0f}; with all files in the page cache, {gain}."
         )
-        if is_pack:
-            return verdict, "Train from a copy on a local disk:", f"feedrate stage {dataset}"
-        advice = "Pack the files, which are then read in large pieces, and train from a local disk:"
-        return verdict, advice, f"feedrate pack {dataset} PACK && feedrate stage PACK"
+        return verdict, "Pack it, stage it, or keep it in memory? Compare:", f"feedrate plan {dataset}"
     if is_clear and ratio > 1:
         is_same = "still" if then == limit else "then"
         verdict = (

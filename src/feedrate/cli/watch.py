@@ -197,6 +197,8 @@ def follow(
             view.glance()
         if screen is not None and screen.measure() != size:
             size = screen.measure()
+            if child is not None:
+                child.resize()
             foot = f"q: quit   every {interval_s:g} s"
             screen.draw(view.list_rows(size[0] - 1, size[1] - 1), foot)
         elif tell is not None and now_s >= due_s and not view.has_ended:

@@ -16,10 +16,11 @@ from feedrate.model.results import KNOWN_MODELS, check_model
 TRAINING, INFERENCE = "training", "inference"
 
 # Images per second of 224 x 224 pixels on one H200: torch 2.11, bfloat16 autocast, channels-last, batches of
-# 256 that are on the device, 16 cores; November 2026. Their ratios give what is not published of other GPUs.
+# 256 that are on the device: benchmarks/results/model-rates.json. Their ratios give what is not published of
+# other GPUs.
 REFERENCE: Mapping[str, Mapping[str, float]] = {
-    TRAINING: dict(zip(KNOWN_MODELS, (13_532, 4_695, 2_853, 2_301), strict=True)),
-    INFERENCE: dict(zip(KNOWN_MODELS, (38_859, 15_294, 9_452, 6_397), strict=True)),
+    TRAINING: dict(zip(KNOWN_MODELS, (13_025, 4_691, 2_942, 2_438), strict=True)),
+    INFERENCE: dict(zip(KNOWN_MODELS, (37_777, 15_243, 9_531, 6_943), strict=True)),
 }
 _OURS = "measured for feedrate on an H200, torch 2.11, bfloat16, channels-last, batches of 256"
 

@@ -19,6 +19,8 @@ from feedrate.errors import clean
 from feedrate.report.lines import count_cells, cut, wrap
 from feedrate.units import format_age, format_bytes, format_seconds, shell_quote
 from feedrate.watch.results import (
+    QUEUED,
+    STORAGE,
     GpuHolder,
     GpuUse,
     StoreUse,
@@ -34,6 +36,7 @@ _TALL = 30  # lines of a screen that has room for all
 _LEAST_TRAFFIC = 10e3  # bytes a second
 _MOST_ROWS = 12  # of other jobs, disks, groups of threads: more are counted
 _UNCUT = 100_000
+_SHORT = {STORAGE: "storage", QUEUED: "queued"}  # where there is no room for the words
 
 
 class Row(NamedTuple):
@@ -227,7 +230,7 @@ def _word_process(one: WatchedProcess, is_wide: bool) -> str:
     if is_wide:
         reads = "?" if one.read_bytes_per_s is None else f"{format_bytes(one.read_bytes_per_s)}/s"
         text += f"{one.threads:>9}{reads:>12}"
-    return f"{text}  {one.doing}"
+    return f"{text}  {one.doing if is_wide else _SHORT.get(one.doing, one.doing)}"
 
 
 def _list_threads(job: WatchedJob, cells: int, room: int | None) -> list[Row]:
@@ -322,6 +325,9 @@ class Screen:
         if self._keys is not None:
             self._mode = termios.tcgetattr(self._keys)
             tty.setcbreak(self._keys)
+            mode = termios.tcgetattr(self._keys)
+            mode[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the second screen to the shell
+            termios.tcsetattr(self._keys, termios.TCSANOW, mode)
         self._write(_OPEN)
         return self
 

@@ -41,9 +41,7 @@ class Child:
             mode = termios.tcgetattr(inner)
             mode[1] &= ~termios.OPOST  # our terminal will turn "\n" into "\r\n": once is enough
             termios.tcsetattr(inner, termios.TCSANOW, mode)
-            with contextlib.suppress(OSError):
-                size = fcntl.ioctl(_find_terminal(), termios.TIOCGWINSZ, b"\0" * 8)
-                fcntl.ioctl(inner, termios.TIOCSWINSZ, size)
+            self.resize()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -64,6 +62,13 @@ class Child:
     def descriptor(self) -> int | None:
         """What can be read from when the command has written; None: nothing is kept, or all has come."""
         return self._terminal
+
+    def resize(self) -> None:
+        """Make the command's terminal as large as ours is now."""
+        if self._terminal is not None:
+            with contextlib.suppress(OSError):
+                size = fcntl.ioctl(_find_terminal(), termios.TIOCGWINSZ, b"\0" * 8)
+                fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None

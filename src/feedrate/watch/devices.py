@@ -127,7 +127,7 @@ def find_data_mounts(open_files: Iterable[str]) -> set[str]:
     """Return the mount points of files. By names alone: a file system that hangs is not asked."""
     points = set()
     for path in open_files:
-        if not path.startswith(_NO_DATA) and not path.endswith((".so", ".py")):
+        if not path.startswith(_NO_DATA) and not path.endswith((".so", ".py", " (deleted)")):
             mount = find_mount(path, _table.read())
             points |= set() if mount is None else {mount.mount_point}
     return points

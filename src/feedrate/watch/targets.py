@@ -85,7 +85,8 @@ def _climb(stat: ProcessStat, text: str) -> tuple[int, tuple[str, ...]]:
     pid = group
     while (found := read_stat(pid)) is not None and (above := read_stat(found.parent)) is not None:
         pair = {s.pid: Member(s.pid, s.parent, s.name, read_command_line(s.pid)) for s in (found, above)}
-        if assign_roles(pair)[pid] == TRAINER:
+        # What another user started, as a launcher of the system does, is a job of its own.
+        if assign_roles(pair)[pid] == TRAINER or read_user(pid) != read_user(above.pid):
             break
         pid = above.pid
     if pid != stat.pid:

@@ -187,7 +187,7 @@ def _judge_workers(job: WatchedJob) -> Verdict:
     if job.free_gpus and job.frameworks:
         return _unused_gpu(job)
     reason = f"the training waits {_percent(trainer.idle)} of the time"
-    reason += f", and {many} {_verb(job, 'sleep')} {_percent(workers.idle)} of it, ahead of it"
+    reason += f", and {many} {_verb(job, 'sleep')} {_percent(workers.idle)} of it, ahead of the training"
     return _good(f"{reason}; {cores.job:.1f} of {cores.limit:g} cores are used")
 
 
