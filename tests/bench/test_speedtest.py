@@ -20,7 +20,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from feedrate.bench import speedtest  # noqa: E402
 from feedrate.bench.loader import FILES, PACK  # noqa: E402
-from feedrate.bench.speedtest import Choice, Facts, SpeedOptions, choose_device, judge, run_speedtest  # noqa: E402
+from feedrate.bench.speedtest import (  # noqa: E402
+    Choice,
+    Facts,
+    SpeedOptions,
+    choose_device,
+    describe_load,
+    judge,
+    run_speedtest,
+)
 from feedrate.bench.turns import Budget, Timed  # noqa: E402
 
 # Forks of a process that has threads, as DataLoader makes them: not ours to mend.
@@ -159,6 +167,11 @@ def test_a_batch_that_does_not_fit_into_memory_is_refused_with_one_that_does(
 def test_options_that_make_no_sense_are_a_sentence(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         SpeedOptions(**options)
+
+
+def test_a_machine_that_others_keep_busy_is_named() -> None:
+    assert describe_load(6.9, 2).startswith("the load was 6.9 on 2 cores when this began: other processes")
+    assert describe_load(1.0, 2) == ""
 
 
 class FakeGpu:

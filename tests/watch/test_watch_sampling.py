@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from feedrate.errors import NotFound
 from feedrate.machine.gpu import GpuReader
 from feedrate.watch import sampling
 from feedrate.watch.devices import Gpus, find_data_mounts, list_stores
-from feedrate.watch.results import Shares
+from feedrate.watch.results import JobSummary, Shares
 from feedrate.watch.sampling import Counters, JobSampler, UserSampler, choose_job, divide_time, find_state
 from support.nvml import make_nvml
 
@@ -127,29 +128,37 @@ def test_a_job_that_has_ended_gives_no_view(job: Any) -> None:
     assert sampler.take() is None
 
 
-def test_of_several_jobs_the_one_with_the_most_cpu_is_chosen_and_named(
-    job: Any, monkeypatch: pytest.MonkeyPatch
+def summarise(pid: int, cores: float, gpus: tuple[int, ...] = ()) -> JobSummary:
+    return JobSummary(pid, "alice", ("python", "train.py"), cores, gpus, 10**9 * len(gpus), 10**9)
+
+
+def find_jobs(monkeypatch: pytest.MonkeyPatch, *jobs: JobSummary) -> None:
+    monkeypatch.setattr(sampling.JobFinder, "find", lambda *_: list(jobs))
+
+
+def test_without_a_number_the_first_busy_job_is_chosen_and_the_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch, job: Any
 ) -> None:
-    everybody = sampling.JobFinder._read
-    ours = {job.pid}
-
-    def read(finder: Any) -> list[Any]:
-        return [stat for stat in everybody(finder) if stat.pid in ours or stat.parent in ours]
-
-    monkeypatch.setattr(sampling.JobFinder, "_read", read)
-    start = os.times().elapsed
-
-    def wait() -> None:
-        while os.times().elapsed - start < 0.1:
-            pass
-
-    sampler = choose_job(os.getuid(), Gpus(), wait)
-    assert sampler.pid == job.pid
-    seen = sampler.take()
+    jobs = [summarise(job.pid, 0.9), summarise(7, 0.2), summarise(8, 0.01)]
+    find_jobs(monkeypatch, *jobs)
+    seen = choose_job(os.getuid(), Gpus(), lambda: None).take()
     assert seen is not None
+    assert seen.pid == job.pid
     assert seen.notes[0].endswith("the one that uses most CPU")
+    assert seen.other_jobs == (jobs[1],)
+
+
+def test_without_a_busy_job_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_jobs(monkeypatch, summarise(8, 0.01))
+    with pytest.raises(NotFound, match="uses a GPU or a tenth of a core just now"):
+        choose_job(os.getuid(), Gpus(), lambda: None)
+
+
+def test_of_a_user_all_jobs_are_watched(monkeypatch: pytest.MonkeyPatch, job: Any) -> None:
+    find_jobs(monkeypatch, summarise(job.pid, 0.9), summarise(2**22 + 1, 0.2))
     jobs = UserSampler(os.getuid(), Gpus())
-    assert [one.pid for one in jobs.take().jobs] in ([job.pid], [])
+    jobs.glance()
+    assert [one.pid for one in jobs.take().jobs] == [job.pid]
 
 
 def test_gpus_of_a_job_are_those_where_it_holds_memory_and_others_are_named(

@@ -7,13 +7,23 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
 from feedrate.errors import NotFound, UsageError
 from feedrate.machine.process import ProcessStat
+from feedrate.machine.results import GpuProcess
 from feedrate.watch.results import HELPER, TRAINER, WORKER
-from feedrate.watch.targets import Member, assign_roles, find_frameworks, find_root, find_target, find_user
+from feedrate.watch.targets import (
+    JobFinder,
+    Member,
+    assign_roles,
+    find_frameworks,
+    find_root,
+    find_target,
+    find_user,
+)
 
 TRAIN = ("python3", "train.py")
 SPAWN = ("python3", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=6)")
@@ -140,3 +150,25 @@ def test_a_framework_is_known_by_libraries_and_else_by_the_command_line(
     monkeypatch.setattr("feedrate.watch.targets.read_file", lambda _: None)
     assert find_frameworks(1, ["python", "jax_train.py"]) == ("JAX",)
     assert find_frameworks(1, ["python", "train.py"]) == ()
+
+
+def test_jobs_of_a_user_come_by_gpu_memory_then_by_cores_and_small_ones_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def machine(passed_s: float) -> list[ProcessStat]:
+        rates = {10: 0.5, 11: 0.4, 20: 0.0, 30: 0.7, 40: 0.001}
+        parents = {10: 1, 11: 10, 20: 1, 30: 1, 40: 1}
+        return [
+            replace(stat(pid, parents[pid], "python3"), cpu_s=100 + rate * passed_s)
+            for pid, rate in rates.items()
+        ]
+
+    monkeypatch.setattr(JobFinder, "_read", lambda _: machine(0.0))
+    finder = JobFinder(os.getuid(), 0.0)
+    monkeypatch.setattr(JobFinder, "_read", lambda _: machine(2.0))
+    jobs = finder.find(2.0, [GpuProcess(1, 20, 10**9)])
+    assert [(job.pid, round(job.cores, 3), job.gpus) for job in jobs] == [
+        (20, 0.0, (1,)),
+        (10, 0.9, ()),
+        (30, 0.7, ()),
+    ]

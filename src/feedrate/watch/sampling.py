@@ -77,10 +77,10 @@ def divide_time(before: Counters, after: Counters, passed_s: float, states: Mapp
     """Return what a process did between two readings; `states`: how often it was seen blocked or asleep."""
     computing = min(1.0, max(0.0, after.cpu_s - before.cpu_s) / passed_s)
     queued = min(1.0 - computing, max(0.0, after.queued_s - before.queued_s) / passed_s)
-    rest = 1.0 - computing - queued
+    rest = max(0.0, 1.0 - computing - queued)
     blocked, asleep = states.get("blocked", 0), states.get("asleep", 0)
     storage = rest * blocked / (blocked + asleep) if blocked else 0.0
-    return Shares(computing, queued, storage, rest - storage)
+    return Shares(computing, queued, storage, max(0.0, rest - storage))
 
 
 def find_state(pid: int) -> str:

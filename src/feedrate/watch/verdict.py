@@ -22,7 +22,7 @@ _MOSTLY = 0.5
 _COMPUTES = 0.7
 _QUEUED = 0.25
 _SHARED_GPU = 0.15  # of its time, for others
-_SHARED_CORES = 0.25  # of the job's cores, for others
+_SHARED_CORES = 0.25  # of the cores that the job may use, for others
 _THROTTLED = 0.1
 _SWAPPED = 1e6  # bytes a second, as the doctor has it
 _FULL = 0.85  # of the memory limit, page cache not counted
@@ -139,9 +139,9 @@ def _find_crowd(job: WatchedJob) -> Verdict | None:
     if queued < _QUEUED or cores.idle > 0.25 * cores.limit:
         return None
     reason = f"who is ready to run has no core {_percent(queued)} of the time"
-    if cores.others >= _SHARED_CORES * cores.limit:
+    if cores.others >= _SHARED_CORES * cores.allowed:
         name = "" if cores.biggest_other is None else f", most by {cores.biggest_other[0]}"
-        reason += f"; others use {cores.others:.1f} of {cores.limit:g} cores{name}"
+        reason += f"; others use {cores.others:.1f} of {cores.allowed} cores{name}"
         remedy = "another node, or exclusive use of the cores"
         return _verdict(job, "contended", "Other processes take the machine", reason, remedy)
     if job.workers and len(job.workers) + len(job.trainers) > cores.limit:
