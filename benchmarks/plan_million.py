@@ -31,16 +31,6 @@ LATENCY_MS = 2.0
 BYTES_PER_S = 1e9
 IMAGES = 64
 LISTING = "import os, sys; print(sum(len(files) for _, _, files in os.walk(sys.argv[1])))"
-SURVEY = """
-import json, sys
-from feedrate.plan.survey import survey_dataset
-found = survey_dataset(sys.argv[1], say=lambda _: None)
-print(json.dumps({
-    "samples": [found.samples.low, found.samples.value, found.samples.high], "folders": found.folders.value,
-    "total_bytes": [found.total_bytes.low, found.total_bytes.value, found.total_bytes.high],
-    "list_s": found.list_s.value, "is_partial": found.is_partial, "how": found.how, "survey_s": found.took_s,
-}))
-"""
 
 
 def make_trees(top: Path, files: int) -> dict[str, Path]:
@@ -80,10 +70,13 @@ def measure(tree: Path, files: int, rounds: int) -> dict[str, Any]:
     assert int(listed) == files
     runs = []
     for _ in range(rounds):
-        answer, took_s = run_behind(tree, LATENCY_MS, sys.executable, "-c", SURVEY)
-        run = {**json.loads(answer), "took_s": took_s}
-        run["samples_off"] = run["samples"][1] / files - 1
-        run["total_bytes_off"] = run["total_bytes"][1] / total_bytes - 1
+        command = [sys.executable, "-m", "feedrate", "plan", "--json", "-"]
+        answer, took_s = run_behind(tree, LATENCY_MS, *command)
+        found = json.loads(answer)["survey"]
+        kept = ("samples", "folders", "total_bytes", "list_s", "is_partial", "how")
+        run = {"took_s": took_s, "survey_s": found["took_s"], **{name: found[name] for name in kept}}
+        run["samples_off"] = found["samples"]["value"] / files - 1
+        run["total_bytes_off"] = found["total_bytes"]["value"] / total_bytes - 1
         print(json.dumps(run), file=sys.stderr, flush=True)
         runs.append(run)
     return {

@@ -44,6 +44,7 @@ FIXED = Path(__file__).with_suffix(".toml")
 SURROUNDINGS = Path(__file__).parent.parent / "tests" / "doctor_corpus" / "surroundings.py"
 SIDE, EPOCHS = 224, 90
 SHORT_S, LATER_S = 20.0, 6.0
+LOADED = "import torch, PIL.Image, feedrate.packing.build.pack, feedrate.scratch.commands; PIL.Image.init()"
 OTHERS_CORES, TRIES = 0.1, 4
 NOISE = 0.2  # levels: makes a PNG of about 6 MB
 KEPT_BYTES = 10_000_000  # pages = "none": an index is smaller and stays, shards do not
@@ -127,6 +128,7 @@ def run_on(store: Facts, source: Path, work: Path, part: str, task: Facts) -> Fa
     own = [sys.executable, __file__, "--part", part, "--arguments"]
     if "latency_ms" not in store:
         Path("/proc/sys/vm/drop_caches").write_text("3")
+        subprocess.run([sys.executable, "-c", LOADED], check=True)  # programs are in memory, data is not
         return call_watched([*own, json.dumps({**task, "path": str(source)})])
     for path in source.rglob("*"):
         if path.is_file():
@@ -167,7 +169,7 @@ def call(command: list[str]) -> Facts:
 # What is predicted.
 
 
-def predict(path: str, combination: Facts, scratch: str, **_: object) -> Facts:
+def predict(path: str, combination: Facts, batch_size: int, scratch: str) -> Facts:
     """Make the plan that `feedrate plan` makes; return the figures of the combination's way."""
     from feedrate.plan.node import describe_node
     from feedrate.plan.survey import survey_dataset
@@ -175,7 +177,9 @@ def predict(path: str, combination: Facts, scratch: str, **_: object) -> Facts:
 
     survey = survey_dataset(path, say=say)
     node = describe_node(path, scratch=scratch, say=say)
-    plan = make_plan(survey, node, epochs=EPOCHS, workers=combination.get("workers", 4))
+    plan = make_plan(
+        survey, node, epochs=EPOCHS, workers=combination.get("workers", 4), batch_size=batch_size
+    )
     codes = PACK_CODES if combination.get("is_pack") else CODES
     way = next(way for way in plan.ways if way.code == codes[combination["way"]])
     # Of the ways that are measured, each has one part before training: a copy or a pack.

@@ -28,7 +28,7 @@ from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room, describe_storage
 from feedrate.model.numbers import load_numbers
 from feedrate.report.document import dump_document
-from support.bench_results import make_machine_result
+from support.bench_results import make_machine_result, make_store_speed
 
 TINY = Sizes(8 << 20, 40, 20_000, 0.3, 0.2)
 
@@ -105,6 +105,20 @@ def test_files_are_copied_to_the_first_store_on_a_local_disk(
         ("home", "scratch"),
         ("scratch", "scratch"),
     }
+
+
+def test_large_and_small_files_together_take_what_they_took() -> None:
+    large = make_store_speed()
+    small = replace(large, file_s=Figure.exactly(0.005), stream_bytes_per_s=Figure.exactly(2.5e7))
+    both = stores._combine(large, small, 100_000)
+    assert both.stream_bytes_per_s.value == 5e7
+    assert both.file_s.value + 100_000 / 5e7 == pytest.approx(0.005 + 100_000 / 2.5e7)
+
+
+def test_a_file_is_opened_in_some_time_whatever_its_bytes_took() -> None:
+    large = make_store_speed()
+    small = replace(large, file_s=Figure.exactly(0.001), stream_bytes_per_s=Figure.exactly(1e9))
+    assert stores._combine(large, small, 100_000).file_s.value == 0.0005
 
 
 def test_the_document_that_it_writes_is_read_again(tmp_path: Path) -> None:

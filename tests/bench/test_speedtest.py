@@ -20,7 +20,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from feedrate.bench import speedtest  # noqa: E402
 from feedrate.bench.loader import FILES, PACK  # noqa: E402
-from feedrate.bench.speedtest import Choice, Facts, SpeedOptions, choose_device, judge, run_speedtest  # noqa: E402
+from feedrate.bench.speedtest import (  # noqa: E402
+    Choice,
+    Facts,
+    SpeedOptions,
+    choose_device,
+    describe_load,
+    judge,
+    run_speedtest,
+)
 from feedrate.bench.turns import Budget, Timed  # noqa: E402
 
 # Forks of a process that has threads, as DataLoader makes them: not ours to mend.
@@ -161,6 +169,11 @@ def test_options_that_make_no_sense_are_a_sentence(options: dict[str, Any], word
         SpeedOptions(**options)
 
 
+def test_a_machine_that_others_keep_busy_is_named() -> None:
+    assert describe_load(6.9, 2).startswith("the load was 6.9 on 2 cores when this began: other processes")
+    assert describe_load(1.0, 2) == ""
+
+
 class FakeGpu:
     name = "Fast GPU"
 
@@ -272,7 +285,7 @@ def test_a_gpu_that_torch_cannot_use_is_the_advice() -> None:
 def test_a_slow_disk_is_named_with_its_rate() -> None:
     words = say("disk", subset=replace(SUBSET, read_images_per_s=120.0), source="my photos")
     assert words.startswith("The disk is the limit: it gives 120 images/s of files as they were found")
-    assert words.endswith("feedrate pack 'my photos' PACK && feedrate stage PACK")
+    assert words.endswith("feedrate plan 'my photos'")
 
 
 def test_too_few_workers_are_the_advice_before_more_cores() -> None:
@@ -282,7 +295,6 @@ def test_too_few_workers_are_the_advice_before_more_cores() -> None:
 
 def test_a_pack_is_not_packed_again(files_and_pack: tuple[str, str]) -> None:
     assert say(source=files_and_pack[1]).endswith("feedrate doctor -- python train.py")
-    assert say("disk", source=files_and_pack[1]).endswith(f"feedrate stage {files_and_pack[1]}")
 
 
 def test_runs_that_overlap_are_no_gain() -> None:

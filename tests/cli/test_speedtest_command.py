@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,9 +15,12 @@ import pytest
 
 from feedrate.bench.results import SpeedtestResult, Subset
 from feedrate.cli import main
+from feedrate.progress import Tick
+from feedrate.report.progress import TimeBar
 from feedrate.report.speedtest import draw_speedtest
-from support.bench_results import make_speedtest_result
+from support.bench_results import load_speedtest_result, make_speedtest_result
 from support.images import save_image
+from support.paths import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -207,4 +211,20 @@ def test_the_result_goes_to_standard_output_as_json(
     document = json.loads(capsys.readouterr().out)
     assert document["command"] == "speedtest"
     assert document["before"]["limit"] == "cpu"
+    assert document["next_command"] == "feedrate pack photos PACK"
     assert document["device_alone"]["images_per_s"] == 2000.0
+
+
+def test_progress_in_a_file_is_one_line_for_each_thing_that_is_done() -> None:
+    stream = io.StringIO()
+    with TimeBar(stream) as bar:
+        for stage, second in (("training with A", 1), ("training with A", 2), ("training with B", 3)):
+            bar.update(Tick(stage, second, 110, unit="second"))
+    assert stream.getvalue() == "training with A\ntraining with B\n"
+    assert bar.describe(Tick("", 3, 110, unit="second")) == "3 s of 110 s"
+
+
+def test_the_example_in_the_documents_is_drawn_from_the_committed_result() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "speedtest-h200.json").read_text())
+    drawn = draw_speedtest(load_speedtest_result(result), width=100)
+    assert f"```text\n{drawn}```" in (ROOT / "docs" / "speedtest.md").read_text()

@@ -152,6 +152,10 @@ def test_a_target_that_cannot_be_written_to_is_another_to(
     assert "--to DIR" in str(raised.value.hint)
 
 
+def test_more_than_the_target_has_room_for_is_said(folders: tuple[Path, Path]) -> None:
+    assert "it does not fit: " in ask("900PB", folders).notes[0]
+
+
 def test_files_that_were_in_memory_say_little_of_the_disk(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

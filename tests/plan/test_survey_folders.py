@@ -105,7 +105,9 @@ def test_a_folder_that_links_to_one_above_it_is_listed_once(tmp_path: Path) -> N
     assert count_tree(str(tmp_path), seconds=5).images.value == 1
 
 
-def test_a_folder_that_cannot_be_listed_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_noted_and_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     touch(tmp_path / "a", "1.jpg")
     touch(tmp_path / "b", "2.jpg")
     opened = os.open
@@ -118,6 +120,7 @@ def test_a_folder_that_cannot_be_listed_is_noted(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "open", refuse)
     tree = count_tree(str(tmp_path), seconds=5)
     assert tree.unlisted == {str(tmp_path / "b"): "Permission denied"}
+    assert (tree.images.low, tree.images.high) == (1, 1)
 
 
 def test_a_top_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:

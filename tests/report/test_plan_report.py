@@ -196,6 +196,7 @@ def test_a_way_far_slower_than_in_place_does_not_press_the_others_flat() -> None
     page = draw_plan_page(make_plan(ways=(IN_PLACE, slow), recommended=""))
     widths = [float(part.partition('"')[0]) for part in page.split(' width="')[1:]]
     assert max(widths[:2]) > 400
+    assert "What is longer than twice reading in place goes on." in page
 
 
 def test_the_page_says_where_each_figure_comes_from() -> None:
@@ -208,6 +209,7 @@ def test_the_page_of_a_ranking_has_a_bar_for_each_node() -> None:
     plans = (make_plan(), make_plan(node=make_node(name="old")))
     page = draw_ranking_page(Ranking(make_survey(), 90, plans))
     assert page.count("<svg") == 2
+    assert "goes on" not in page
     assert "The fastest: gpu17: pack, then stage on scratch, in 22 h 47 min." in page
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from feedrate.bench.results import (
     BenchResult,
     BenchRun,
@@ -176,8 +178,22 @@ def make_speedtest_result() -> SpeedtestResult:
         runs=(SpeedRun("feedrate", 0, 125, 16000, 10.0, 1.0, 0.0, 9.0, 18.0, 0.95, 600.0),),
         verdict="With DataLoader + Pillow the CPU is the limit.",
         advice="Pack the dataset once:",
-        command="feedrate pack photos PACK",
+        next_command="feedrate pack photos PACK",
         notes=("Fast GPU is here",),
         seconds=100.0,
         machine=MACHINE,
     )
+
+
+def load_speedtest_result(document: dict[str, Any]) -> SpeedtestResult:
+    """Read a committed result back."""
+    classes = {
+        "subset": Subset,
+        "device_alone": ModelRate,
+        "before": SpeedStanding,
+        "after": SpeedStanding,
+        "machine": Machine,
+    }
+    values = {name: value for name, value in document.items() if name not in ("command", "schema_version")}
+    values |= {name: kind(**values[name]) for name, kind in classes.items()}
+    return SpeedtestResult(**{**values, "notes": tuple(values["notes"])})

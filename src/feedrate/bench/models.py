@@ -264,7 +264,7 @@ def measure_model(
             most = _MEMORY_SHARE * count_usable_memory_bytes() / max(count_step_bytes(step.model, side), 1)
             while batch_size > max(most, 1):
                 batch_size //= 2
-        batch = _fit(step, batch_size, side)
+        batch = _fit(step, batch_size, side, seconds, clock)
         rates, cpu_s, images = _time_windows(step, batch, seconds, clock)
     low, high = spread(rates)
     return ModelRate(
@@ -323,13 +323,17 @@ def count_step_bytes(model: Any, side: int) -> int:
     return sum(size_bytes for address, size_bytes in kept.items() if address not in parameters)
 
 
-def _fit(step: Step, batch_size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _fit(
+    step: Step, batch_size: int, side: int, seconds: float, clock: Callable[[], float]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest batch that fits, halving; its first steps are done."""
     while True:
         try:
-            batch = make_batch(step.device, batch_size, side)
+            batch, began = make_batch(step.device, batch_size, side), clock()
             for _ in range(_WARM_UP_STEPS):
                 step(*batch)
+                if step.device.type == "cpu" and clock() - began > seconds:
+                    break  # of a CPU the first step alone is slow
             step.synchronize()
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if "memory" not in str(error):

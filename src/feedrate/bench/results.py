@@ -271,7 +271,7 @@ class SpeedtestResult:
         device_alone: what the device takes of batches that are on it already.
         copy_s: one batch to the device, alone.
         ratio: images/s trained, median over paired runs.
-        verdict: the limit in one sentence; `advice`: what to do, `command`: what to type for it.
+        verdict: the limit in one sentence; `advice`: what to do, `next_command`: what to type for it.
         notes: what else the user should know.
         seconds: that all of it took.
     """
@@ -293,7 +293,7 @@ class SpeedtestResult:
     runs: tuple[SpeedRun, ...]
     verdict: str
     advice: str
-    command: str
+    next_command: str
     notes: tuple[str, ...]
     seconds: float
     machine: Machine

@@ -56,6 +56,7 @@ _SIDES = (224, 160, 128, 96, 64)  # multiples of the vision transformer's patche
 _STEPS = 8  # at least, in a turn: fewer tell nothing
 _FEWEST_STEPS = 12  # in all the time that is left
 _LONG_EPOCH_IMAGES = 50_000
+_BUSY = 0.75  # processes per core that run or wait for the disk, over the last minute
 _NOISE = 0.05  # two rates on a shared machine differ by this much without a reason
 
 
@@ -137,7 +138,7 @@ def run_speedtest(
         RunFailed: the workers of the DataLoader were ended.
     """
     budget = Budget(started, options.seconds, watch, clock)
-    choice = choose_device(options.device)
+    choice, busy = choose_device(options.device), describe_load()
     device = choice.device
     workers = options.workers or count_usable_cores()
     budget.begin("measuring the device alone")
@@ -182,11 +183,20 @@ def run_speedtest(
         runs=tuple(contest.runs),
         verdict=verdict,
         advice=advice,
-        command=command,
-        notes=(choice.unused,) if choice.unused else (),
+        next_command=command,
+        notes=tuple(note for note in (choice.unused, busy) if note),
         seconds=clock() - started,
         machine=describe_machine(),
     )
+
+
+def describe_load(load: float | None = None, cores: int | None = None) -> str:
+    """Return a sentence about other processes that keep this machine busy; nothing where they do not."""
+    load, cores = os.getloadavg()[0] if load is None else load, cores or os.cpu_count() or 1
+    if load < _BUSY * cores:
+        return ""
+    where = f"{load:.1f} on {format_count(cores, 'core')}"
+    return f"the load was {where} when this began: other processes make all rates lower and less steady"
 
 
 def _choose_sizes(
@@ -335,10 +345,7 @@ def judge(
             f"The disk is the limit: it gives {rate} of files as they were found, and {device.rstrip(',')} "
             f"takes {facts.device.images_per_s:,.0f}; with all files in the page cache, {gain}."
         )
-        if is_pack:
-            return verdict, "Train from a copy on a local disk:", f"feedrate stage {dataset}"
-        advice = "Pack the files, which are then read in large pieces, and train from a local disk:"
-        return verdict, advice, f"feedrate pack {dataset} PACK && feedrate stage PACK"
+        return verdict, "Pack it, stage it, or keep it in memory? Compare:", f"feedrate plan {dataset}"
     if is_clear and ratio > 1:
         is_same = "still" if then == limit else "then"
         verdict = (

@@ -26,7 +26,7 @@ from urllib.parse import quote
 from feedrate.bench.process import Say
 from feedrate.bench.results import CopyTime
 from feedrate.errors import NotFound, StorageError, suggest_path
-from feedrate.figures import Figure
+from feedrate.figures import ASSUMED, Figure
 from feedrate.files.atomic import explain_write_error, sync_file_system, writing
 from feedrate.files.lock import lock_fd, locked_if_free
 from feedrate.machine.describe import find_node
@@ -204,20 +204,24 @@ def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tu
 
 
 def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpeed:
-    """Return the rates of the large file, and the time per file that is left of the small ones'."""
+    """Return the rates of the large file, and the time per file that is left of the small ones'.
+
+    From memory, small files have a rate of their own, since they stay in the caches of the CPU.
+    """
     file_s = _take_off(apart.file_s, each_bytes, apart.stream_bytes_per_s, whole.stream_bytes_per_s)
-    warm_file_s = apart.warm_file_s
-    if apart.warm_file_s and apart.warm_bytes_per_s and whole.warm_bytes_per_s:
-        warm_file_s = _take_off(apart.warm_file_s, each_bytes, apart.warm_bytes_per_s, whole.warm_bytes_per_s)
+    warm_file_s, warm = apart.warm_file_s, apart.warm_bytes_per_s
+    if warm_file_s and warm and whole.warm_bytes_per_s and warm.origin == ASSUMED:
+        warm_file_s = _take_off(warm_file_s, each_bytes, warm, whole.warm_bytes_per_s)
+        warm = whole.warm_bytes_per_s
     return replace(
-        whole, file_s=file_s, warm_file_s=warm_file_s, files_per_s=apart.files_per_s,
-        list_s=apart.list_s, folder_s=apart.folder_s,
+        whole, file_s=file_s, warm_file_s=warm_file_s, warm_bytes_per_s=warm, files_per_s=apart.files_per_s,
+        list_s=apart.list_s, folder_s=apart.folder_s, stat_s=apart.stat_s,
     )  # fmt: skip
 
 
 def _take_off(file_s: Figure, each_bytes: int, at: Figure, instead: Figure) -> Figure:
     change = each_bytes / at.value - each_bytes / instead.value
-    least = 0.1 * file_s.value
+    least = 0.5 * file_s.value  # a file is not opened in no time
     return replace(
         file_s,
         value=max(file_s.value + change, least),

@@ -93,6 +93,9 @@ class Contest:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
         for feed in self._feeds.values():
             feed.close()
         self._feeds.clear()
@@ -101,13 +104,14 @@ class Contest:
     def run(self, budget: Budget, gpu: GpuWatch) -> None:
         budget.begin("timing the plain loader's stages")
         self.stages[FILES] = time_stages(self._files, self._options.side, budget.clock)
-        self._feeds = {kind: make_feed(kind, path, self._options) for kind, path in self._paths.items()}
-        batches = {kind: self._give(kind) for kind in self._feeds}
         alone_s = ALONE * budget.left
         try:
-            for kind, given in batches.items():
+            for kind in self._paths:
                 budget.begin(f"{NAMES[kind]} alone")
-                self.alone[kind] = self._run_for(alone_s, given, lambda _: None, budget)
+                self.alone[kind] = self._run_for(alone_s, self._open(kind), lambda _: None, budget)
+                self._close()
+            # Opened anew: feedrate's learns from the loop that it feeds how much to decode on the GPU.
+            batches = {kind: self._open(kind) for kind in self._paths}
             for number in range(ROUNDS):
                 for at, (kind, given) in enumerate(batches.items()):
                     budget.begin(f"training with {NAMES[kind]}, round {number + 1} of {ROUNDS}")
@@ -122,11 +126,15 @@ class Contest:
             raise RunFailed(f"a worker of the DataLoader was ended: {error}", hint=hint) from error
         self._note_stages()
 
-    def _give(self, kind: str) -> Iterator[Batch]:
+    def _open(self, kind: str) -> Iterator[Batch]:
+        self._feeds[kind] = feed = make_feed(kind, self._paths[kind], self._options)
+        return self._give(feed)
+
+    def _give(self, feed: FileFeed | PackFeed) -> Iterator[Batch]:
         """Give batches without end, all of one size: cuDNN would look for algorithms anew for another one."""
         epoch = 0
         while True:
-            for batch in self._feeds[kind].epoch(epoch):
+            for batch in feed.epoch(epoch):
                 if len(batch[0]) == self._options.batch_size:
                     yield batch
             epoch += 1
@@ -165,7 +173,7 @@ class Contest:
         timed = self._run_for(seconds, batches, self._train_on, budget)
         copy_s = sum(self._between(began, copied) for began, copied, _ in self._marks)
         compute_s = sum(self._between(copied, done) for _, copied, done in self._marks)
-        utilisation, power_w = gpu.readmean(timed.began, timed.ended)
+        utilisation, power_w = gpu.read_mean(timed.began, timed.ended)
         whole_s = timed.ended - timed.began
         self.runs.append(
             SpeedRun(
@@ -290,7 +298,7 @@ class GpuWatch(threading.Thread):
                 gpu = reader.read()[index]
                 self._seen.append((time.perf_counter(), gpu.utilisation, gpu.power_w))
 
-    def readmean(self, began: float, ended: float) -> tuple[float | None, float | None]:
+    def read_mean(self, began: float, ended: float) -> tuple[float | None, float | None]:
         seen = [one for one in self._seen if began <= one[0] <= ended]
         return mean([one[1] for one in seen]), mean([one[2] for one in seen])
 

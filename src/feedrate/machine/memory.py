@@ -248,16 +248,19 @@ def measure_file_residency(path: str | os.PathLike[str]) -> tuple[int, float] | 
     return None if share is None else (size_bytes, share)
 
 
-def measure_open_residency(descriptor: int, path: str | os.PathLike[str]) -> float | None:
-    """Return the share of an open file's pages in the page cache; None: unknown."""
+def measure_open_residency(
+    descriptor: int, path: str | os.PathLike[str], start: int = 0, stop: int | None = None
+) -> float | None:
+    """Return the share of an open file's pages, of a part of it, in the page cache; None: unknown."""
     try:
         facts = os.fstat(descriptor)
-        if facts.st_size == 0:
+        stop = facts.st_size if stop is None else min(stop, facts.st_size)
+        if stop <= start:
             return None
         # For a file that one may only read, mincore claims that every page is there.
         if os.geteuid() in (0, facts.st_uid) or os.access(path, os.W_OK):
-            return _ask_mincore(descriptor, facts.st_size)
-        return _try_pages(descriptor, facts.st_size)
+            return _ask_mincore(descriptor, start, stop)
+        return _try_pages(descriptor, start, stop)
     except OSError:
         return None
 
@@ -271,19 +274,21 @@ def open_quietly(path: str | os.PathLike[str]) -> int:
         return os.open(path, flags)
 
 
-def _ask_mincore(descriptor: int, size_bytes: int) -> float | None:
+def _ask_mincore(descriptor: int, begin: int, end: int) -> float | None:
     libc = _load_libc()
     if libc is None:
         return None
     page = os.sysconf("SC_PAGE_SIZE")
-    pages = -(-size_bytes // page)
+    first = begin // page
+    pages = -(-end // page) - first
     # Of a huge file, its first and last parts and one in the middle: a vector of a byte per page adds up.
     most = 1 << 18
     starts = [0] if pages <= most else [0, (pages - most) // 2, pages - most]
     resident = looked = 0
     for start in starts:
         count = min(pages - start, most)
-        address = libc.mmap(None, count * page, 1, 1, descriptor, start * page)  # PROT_READ, MAP_SHARED
+        at = (first + start) * page
+        address = libc.mmap(None, count * page, 1, 1, descriptor, at)  # PROT_READ, MAP_SHARED
         if address in (None, ctypes.c_void_p(-1).value):
             return None
         vector = ctypes.create_string_buffer(count)
@@ -309,18 +314,19 @@ def _load_libc() -> ctypes.CDLL | None:
     return libc
 
 
-def _try_pages(descriptor: int, size_bytes: int) -> float | None:
+def _try_pages(descriptor: int, begin: int, end: int) -> float | None:
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     page = os.sysconf("SC_PAGE_SIZE")
-    pages = -(-size_bytes // page)
+    first = begin // page
+    pages = -(-end // page) - first
     # No read-ahead: a missing page that is asked for loads itself alone.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     count = min(pages, _PAGES_PER_FILE)
     buffer = bytearray(1)
     resident = 0
     for number in range(count):
-        offset = (number * pages // count) * page
+        offset = (first + number * pages // count) * page
         is_there = _try_page(descriptor, buffer, offset)
         if is_there is None:
             return None

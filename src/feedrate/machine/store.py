@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from feedrate.errors import StorageError
-from feedrate.figures import ASSUMED, Figure
+from feedrate.figures import ASSUMED, Figure, combine
 from feedrate.machine.disk import describe_storage, measure_scratch
 from feedrate.machine.memory import measure_open_residency
 from feedrate.machine.results import StoreSpeed
@@ -168,8 +168,8 @@ class _Measurement:
 
     def run(self) -> StoreSpeed:
         storage = describe_storage(self._folder)
-        first, opened, together, inside = self._deal()
-        stat_s = self._ask_sizes(together)
+        first, opened, together, inside, asked = self._deal()
+        stat_s = self._ask_sizes(asked)
         once, again = self._read_one_by_one(first)
         readings = [reading for reading in once if reading.is_cold]
         self._has_cold = bool(readings)
@@ -193,6 +193,10 @@ class _Measurement:
         known = [(r.size_bytes, r.resident) for r in once if r.resident is not None]
         known_bytes = sum(size for size, _ in known)
         warm = _fit(again) if again else None
+        if warm and stat_s and (storage.is_network or storage.is_fuse):
+            # A name that was asked for just now is known for some seconds, and by the next epoch forgotten.
+            asking = {"file": warm[0], "asking": stat_s}
+            warm = combine(lambda file, asking: file + asking, asking), warm[1]
         note = self._describe(readings, storage.is_virtual_disk)
         return StoreSpeed(
             path=self._folder,
@@ -225,7 +229,7 @@ class _Measurement:
         return Figure.of_mean(times[1:], format_count(len(times) - 1, "file")) if len(times) > 2 else None
 
     def _deal(self) -> list[list[tuple[str, int]]]:
-        files, parts = self._files, 4
+        files, parts = self._files, 5
         if len(files) >= parts * self._streams:
             return [files[part::parts] for part in range(parts)]
         return [files] * parts  # few: of the large ones, each part reads another range
@@ -267,7 +271,7 @@ class _Measurement:
                 again += [second] if second else []
                 again_s += time.perf_counter() - now
             elif reading.is_ours:
-                self._drop(path)
+                self._drop(piece)
         return once, again
 
     def _read(
@@ -286,7 +290,7 @@ class _Measurement:
             try:
                 size = os.fstat(descriptor).st_size
                 open_s = time.perf_counter() - began
-                reading = _Reading(measure_open_residency(descriptor, piece.path), open_s)
+                reading = _Reading(measure_open_residency(descriptor, *piece), open_s)
                 if is_dropped is None and self._has_cold and not reading.is_cold:
                     return None
                 offset, stop = piece.start, min(piece.stop, size)
@@ -300,7 +304,7 @@ class _Measurement:
                     if not got or now > deadline:
                         break
                 if is_dropped or (is_dropped is None and reading.is_ours):
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.posix_fadvise(descriptor, piece.start, offset - piece.start, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -308,13 +312,13 @@ class _Measurement:
             return None
         return reading if reading.blocks else None
 
-    def _drop(self, path: str) -> None:
+    def _drop(self, piece: _Piece) -> None:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(descriptor, piece.start, piece.stop - piece.start, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
 
@@ -395,11 +399,13 @@ class _Measurement:
         times: list[float] = []
         buffer = bytearray(_READ_BYTES)
         deadline = time.perf_counter() + _INSIDE * self._seconds
-        for path, size in files:
+        for path, _ in files:
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 try:
-                    resident = measure_open_residency(descriptor, path)
+                    size = os.fstat(descriptor).st_size
+                    start = _find_inside(size)
+                    resident = measure_open_residency(descriptor, path, start, size)
                     if self._has_cold and resident is not None and resident > _IN_MEMORY:
                         continue
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -410,7 +416,7 @@ class _Measurement:
                         if time.perf_counter() > deadline:
                             break
                     if resident is not None and resident <= _NOT_IN_MEMORY:
-                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                        os.posix_fadvise(descriptor, start, 0, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
             except OSError as error:
@@ -458,13 +464,17 @@ class _Measurement:
         return sum(r.read_s for r in again) / sum(r.size_bytes for r in again) < once / 2
 
 
+def _find_inside(size_bytes: int) -> int:
+    """Return where the part of a file begins that is read here and there: no other part reads it."""
+    return 3 * size_bytes // 4 if size_bytes >= _LARGE_BYTES else 0
+
+
 def _pick_offsets(size_bytes: int, count: int) -> list[int]:
     if size_bytes < _LARGE_BYTES:
         return [0]
-    start = 3 * size_bytes // 4
-    return [
-        random.randrange(start, size_bytes - _READ_BYTES) // _READ_BYTES * _READ_BYTES for _ in range(count)
-    ]
+    blocks = range(-(-_find_inside(size_bytes) // _READ_BYTES), size_bytes // _READ_BYTES)
+    # Each once: what was read before is in memory.
+    return [block * _READ_BYTES for block in random.sample(blocks, min(count, len(blocks)))]
 
 
 def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:

@@ -18,8 +18,8 @@ COPY_STREAMS = 8  # reads in flight of `feedrate stage`
 COPY_BLOCK_BYTES = 4 << 20  # larger files are read in blocks, several at a time
 # CPU time of `feedrate stage` for a file, in one thread at a time: made, checked, renamed, synced.
 COPY_FILE_S = 0.25e-3
-# Until a command has been loaded, and until a DataLoader's workers have been started.
-START_S, WORKERS_START_S = 0.4, 0.28
+# Until a command has been loaded, until a DataLoader's workers have been started, and a Loader's threads.
+START_S, WORKERS_START_S, LOADER_START_S = 0.4, 0.06, 0.03
 PAGE_BYTES = 4096
 
 
@@ -89,8 +89,12 @@ def cold_s(load: Load, store: Store) -> float:
     """Return what one reader waits for a sample that is not in memory."""
     if load.wait_s is not None:
         return load.wait_s
-    fixed = store.file_s if load.is_files else load.reads * store.read_s
-    return fixed + load.sample_bytes / store.stream_bytes_per_s
+    streaming = load.sample_bytes / store.stream_bytes_per_s
+    if load.is_files:
+        return store.file_s + streaming
+    # A store answers at most so many bytes at a time, and its rate holds the wait for each answer: on average
+    # the last one is half full.
+    return load.reads * max(store.read_s, store.read_s / 2 + streaming)
 
 
 def _pipeline(load: Load, blocked_s: float) -> Pipeline:

@@ -13,7 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -42,6 +42,8 @@ _MOST_SIZES = 1500  # files that are asked for their size
 _MOST_CONTAINERS = 8  # that are looked through
 _MOST_ROWS = 2048  # of a pack's index
 _MOST_RESIDENT = 200  # files whose pages are looked for
+_MOST_WAITED = 150  # files that Pillow reads where they are
+_FEW = 100  # files: all are asked for their sizes
 _ASKING_S = 2.0
 _MOST_SAMPLES, _MOST_BYTES = 256, 48 << 20  # whose contents are read
 
@@ -61,7 +63,10 @@ class Sampled:
     Attributes:
         sizes: of samples that were drawn, in bytes; `is_all`: these are all that there are.
         total_bytes: of its files; None: of its samples.
-        timed: files (path, size) that tell how the file system answers.
+        timed: files (path, size) that tell how the file system answers; of a folder's, whose names nobody has
+            asked for yet, the largest size that they may have.
+        waited: files of which one sees how long Pillow waits for them, the same way.
+        unasked: files whose size is not in `sizes`, since they are left for timing.
         fetched: the same behind an address: (address of a folder, file in it, size).
         read: reads the contents of samples that were drawn, for so many seconds.
         resident: the share of `timed` in the page cache, before anything was read; None: unknown.
@@ -84,6 +89,8 @@ class Sampled:
     has_images: bool = True
     notes: tuple[str, ...] = ()
     fetched: Sequence[tuple[str, bytes, int]] = ()
+    waited: Sequence[str] = ()
+    unasked: Sequence[str] = ()
 
 
 def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
@@ -145,7 +152,7 @@ def _sample_address(address: str, scratch: str, seconds: float) -> Sampled:
     if file is None and not files:
         raise SourceError(
             f"{address} is no pack, and holds no tar, zip or other file of samples",
-            hint=f"of others, pack them and plan with the pack: feedrate pack {shell_quote(address)} PACK",
+            hint=f"of other files behind an address, make a pack: feedrate pack {shell_quote(address)} PACK",
         )
     return _sample_containers(
         address, files if file is None else [(address, file.size_bytes)], scratch, seconds
@@ -153,7 +160,9 @@ def _sample_address(address: str, scratch: str, seconds: float) -> Sampled:
 
 
 def _sample_tree(root: str, tree: TreeCount) -> Sampled:
-    answers = list(map_in_time(_stat, tree.paths[:_MOST_SIZES], threads=AT_ONCE, seconds=_ASKING_S))
+    # A file system answers sooner for a name that it was asked for just now: of many, half are left for that.
+    count = len(tree.paths) if len(tree.paths) <= _FEW else min(_MOST_SIZES, len(tree.paths) // 2)
+    answers = list(map_in_time(_stat, tree.paths[:count], threads=AT_ONCE, seconds=_ASKING_S))
     sizes = {path: size for path, size in answers if size is not None}
     notes = []
     if broken := sum(size is None for _, size in answers):
@@ -164,7 +173,9 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         notes.append(f"{unlisted} cannot be listed, as {first}: {tree.unlisted[first]}")
     top = os.path.join(os.fsencode(root), b"")
     inside = [(os.fsencode(path).removeprefix(top), size) for path, size in sizes.items()]
-    timed = [(path, size) for path, size in sizes.items() if size]
+    others, largest = tree.paths[count:] or list(sizes), max(sizes.values(), default=0)
+    waited = min(_MOST_WAITED, len(others) // 4)
+    timed = [(path, sizes.get(path, largest)) for path in others[: len(others) - waited]]
     return Sampled(
         kind="folders", samples=tree.images, files=tree.images, folders=tree.folders,
         sizes=list(sizes.values()), is_all=tree.is_whole and len(answers) == tree.images.value,
@@ -172,8 +183,16 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         read=partial(_read_values, root, [FileRange(path, size, path) for path, size in inside]),
         list_s=tree.list_s, is_partial=not tree.is_whole,
         how=f"{tree.how}; sizes of {format_count(len(sizes), 'file')} asked for",
-        resident=_find_resident(timed), notes=tuple(notes),
+        resident=_find_resident([file for file in sizes.items() if file[1]]), notes=tuple(notes),
+        waited=others[-waited:], unasked=tree.paths[count : count + _MOST_SIZES],
     )  # fmt: skip
+
+
+def ask_more_sizes(sampled: Sampled) -> Sampled:
+    """Return the same with the sizes of files that were left for timing: nobody times them any more."""
+    answers = list(map_in_time(_stat, sampled.unasked, threads=AT_ONCE, seconds=_ASKING_S))
+    sizes = [*sampled.sizes, *(size for _, size in answers if size is not None)]
+    return replace(sampled, sizes=sizes, is_all=not sampled.is_partial and len(sizes) == sampled.files.value)
 
 
 def _share(count: int, total: int, noun: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
-from feedrate.machine.disk import find_scratch
+from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import measure_store, measure_writes
 from feedrate.model.numbers import find_store
@@ -89,17 +89,20 @@ def estimate_copy(
     speed = _find_speed(folder, found, numbers, seconds / 2)
     write, create = _find_writes(target, numbers, say)
     common = {**name_store("source", speed), "write": write, "create": create, "error": MODEL_ERROR}
+    loads = _list_loads(size, files, found, folder)
     answers = {
         name: combine(_copy, {**common, "files": count, "size_bytes": total})
-        for name, (count, total) in _list_loads(size, files, found, folder).items()
+        for name, (count, total) in loads.items()
     }
+    most = max(total.value for _, total in loads.values())
     return Estimate(
         question=f"copying {what}{'' if size is None else f' from {folder}'} to {target}",
         answers=answers,
         unit="s",
         figures={**_name_load(size, files, found), **_name_speed(speed),
                  f"writing to {target}": (write, "bytes/s"), f"a new file in {target}": (create, "s")},
-        notes=(*_note_memory(folder, speed), *(() if numbers is None else note_age(numbers))),
+        notes=(*_note_room(target, most), *_note_memory(folder, speed),
+               *(() if numbers is None else note_age(numbers))),
         commands=() if size is not None
         else (f"feedrate stage {shell_quote(what)} --scratch {shell_quote(target)}",),
     )  # fmt: skip
@@ -174,6 +177,12 @@ def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple
         return measure_writes(folder)
     except StorageError as error:
         raise StorageError(error.message, hint="name a folder that you may write to: --to DIR") from error
+
+
+def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
+    free = measure_room(target).free_bytes
+    fits = size_bytes <= free
+    return () if fits else (f"it does not fit: {target} has {format_bytes(free)} free",)
 
 
 def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ _ALONE_S = 0.3  # per level: folders listed one after the other, which tells how
 _LATE_S = 0.7  # folders that are begun may end: else large ones would be missing more often
 _LEAST_S = 0.2
 _HANG_S = 10.0
-_MOST_NAMES = 4096
+_MOST_NAMES, _FEWEST_NAMES = 4096, 64  # that are kept, of all folders and of each
 _OF_THE_DISK = "lost+found"  # at the top of a file system, for root alone
 # Two standard errors, of few folders more: Student's distribution, by degrees of freedom.
 _STUDENT = (12.7, 4.3, 3.2, 2.8, 2.6, 2.5, 2.4, 2.3)
@@ -153,7 +153,7 @@ def count_tree(root: str, *, seconds: float) -> TreeCount:
     while levels[-1].found_folders:
         known = list(levels[-1].list_folders())
         random.shuffle(known)
-        keep = min(max(_MOST_NAMES // len(known), 16), _MOST_NAMES)
+        keep = min(max(4 * _MOST_NAMES // len(known), _FEWEST_NAMES), _MOST_NAMES)
         waiting, listed = iter(known), list[FolderSample]()
         until = max(until, time.monotonic() + _LEAST_S)  # some folders of each level have to be seen
         alone_s = min(_ALONE_S, until - time.monotonic())
@@ -173,11 +173,14 @@ class _Level:
     """Folders of one depth: how many there are, how many are known by name, and those that were listed."""
 
     def __init__(self, folders: Total, known: int, listed: list[FolderSample], each_s: float) -> None:
-        self.folders, self.known, self.each_s = folders, known, each_s
+        self.each_s = each_s
         self.unlisted = {one.path: one.error for one in listed if one.error}
         self.listed = [one for one in listed if not one.error]
+        # Folders that nobody may look into hold nothing that could be loaded.
+        share = len(self.listed) / len(listed)
+        self.folders = Total(folders.value * share, folders.variance * share**2, folders.student)
         self.is_whole = len(listed) == known and all(one.is_whole for one in self.listed)
-        kind = "" if self.is_whole else describe_storage(listed[0].path).kind if listed else ""
+        kind = "" if self.is_whole else describe_storage(listed[0].path).kind
         wholes = [estimate_entries(one, kind) for one in self.listed]
         self.scales = [
             whole.value / max(one.entries, 1) for one, whole in zip(self.listed, wholes, strict=True)
@@ -263,7 +266,8 @@ def _draw_paths(files: Sequence[tuple[_Level, Total]]) -> list[str]:
             continue
         names = [random.sample(one.kept, len(one.kept)) for one in level.listed]
         for number in random.choices(range(len(names)), weights, k=wanted):
-            if names[number]:
-                drawn.append(os.path.join(level.listed[number].path, names[number].pop()))
+            if not names[number]:  # to go on with the others would be unfair to this large one
+                break
+            drawn.append(os.path.join(level.listed[number].path, names[number].pop()))
     random.shuffle(drawn)
     return drawn

@@ -9,6 +9,7 @@ from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.pipeline import soft_max
 from feedrate.model.ways import (
+    LOADER_START_S,
     PAGE_BYTES,
     WORKERS_START_S,
     Epoch,
@@ -145,7 +146,7 @@ class Case:
         # What was just written is in memory, as far as there is room for it.
         is_fresh = recipe.is_local or (recipe.packed and not self.is_pack)
         name = "scratch" if recipe.is_local else "source"
-        starting = 0.0 if is_packed else WORKERS_START_S
+        starting = LOADER_START_S if is_packed else WORKERS_START_S
         filling = load.with_(cpu_s=v["whole_s"] * shrink) if recipe.cache else load
         first = epoch(filling, store, warm=held if is_fresh else self.survey.resident or 0.0, name=name)
         first = Epoch(first.seconds + starting, first.limit)

@@ -28,7 +28,7 @@ from feedrate.kernel import pillow
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.results import StoreSpeed
 from feedrate.machine.store import call_patiently, measure_store
-from feedrate.plan.contents import Content, Sampled, sample_dataset
+from feedrate.plan.contents import Content, Sampled, ask_more_sizes, sample_dataset
 from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
 from feedrate.plan.trial import find_missing, measure_costs, measure_waiting
@@ -69,10 +69,8 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
             source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
-    waiting = None
-    if sampled.kind == "folders":
-        read = len(contents)
-        waiting = call_patiently(dataset, lambda: measure_waiting([path for path, _ in sampled.timed[read:]]))
+    waiting = call_patiently(dataset, lambda: measure_waiting(sampled.waited)) if sampled.waited else None
+    sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
     return _describe(dataset, sampled, source, contents, waiting, began, say)
 
 

@@ -193,7 +193,7 @@ def measure_waiting(paths: Sequence[str]) -> Figure | None:
     """
     from PIL import Image
 
-    from feedrate.machine.memory import measure_file_residency
+    from feedrate.machine.memory import measure_open_residency
 
     waits: list[float] = []
     until = time.perf_counter() + _WAITING_S
@@ -201,25 +201,20 @@ def measure_waiting(paths: Sequence[str]) -> Figure | None:
         if time.perf_counter() > until or len(waits) >= _MOST_WAITS:
             break
         try:
-            found = measure_file_residency(path)
-            if found is not None and found[1] > _RESIDENT:
-                continue
             began, cpu, queued = time.perf_counter(), time.thread_time(), _read_queued_s()
-            with Image.open(path) as image:
-                image.convert("RGB")
+            with open(path, "rb") as file:
+                resident = measure_open_residency(file.fileno(), path)
+                if resident is not None and resident > _RESIDENT:
+                    continue
+                Image.open(file).convert("RGB")
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             wait_s = time.perf_counter() - began - (time.thread_time() - cpu) - (_read_queued_s() - queued)
             waits.append(max(wait_s, 0.0))
-            _drop(path)
         except Exception:  # whatever Pillow raises, and files that are gone
             continue
     if len(waits) < 3:
         return None
     return Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
-
-
-def _drop(path: str) -> None:
-    with open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read_queued_s() -> float:

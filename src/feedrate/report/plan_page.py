@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from feedrate.figures import Figure
@@ -45,9 +46,12 @@ def draw_plan_page(plan: Plan) -> str:
     fitting = [one for one in plan.ways if one.fits]
     bars = [(one.name, one, one is way) for one in fitting]
     unfit = "".join(f"<li>{show(names)}: {show(why)}</li>" for why, names in list_unfit(plan).items())
+    # A way far slower than reading in place, which comes first, would press all others flat.
+    now_s = plan.ways[0].total_s.value if plan.ways else 0.0
+    most = 2 * now_s if is_number(now_s) else math.inf
     sections = (
         draw_section("What to type", _draw_commands(way)),
-        draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars)),
+        draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars, most)),
         draw_section("The ways side by side", _draw_table(plan, fitting, way)),
         draw_section("Does not fit here", f"<ul>{unfit}</ul>" if unfit else ""),
         draw_section("Notes", _draw_list(plan.notes)),
@@ -106,14 +110,15 @@ def _draw_list(lines: Iterable[str]) -> str:
     return f"<ul>{rows}</ul>" if rows else ""
 
 
-def _draw_bars(bars: Sequence[tuple[str, Way, bool]]) -> str:
+def _draw_bars(bars: Sequence[tuple[str, Way, bool]], most: float = math.inf) -> str:
+    """Return a bar for each way; `most`: where the scale ends at the latest."""
     totals = [way.total_s.value for _, way, _ in bars if is_number(way.total_s.value)]
     if not any(totals):
         return ""
-    # A way far slower than reading in place, which comes first, would press all others flat.
-    end = min(max(totals), 2 * totals[0] or max(totals)) * 1.02
+    end = min(max(totals), most or math.inf) * 1.02
     rows = "".join(_draw_way(name, way, is_best=is_best, end=end) for name, way, is_best in bars)
     legend = "On one scale, from the command to the end of the run. The line: between which bounds it ends."
+    legend += " What is longer than twice reading in place goes on." if max(totals) > end else ""
     scale = f'<div class="way"><span></span><div class="bars">{_draw_ticks(end)}</div><span></span></div>'
     return f'<p class="soft">{legend}</p>{rows}{scale}{draw_key(_KEY)}'
 

@@ -13,7 +13,7 @@ from feedrate.units import format_bytes, format_count, format_percent, format_ra
 def draw_speedtest(result: SpeedtestResult, width: int | None = None) -> str:
     loading = [*_list_loading(result.before), *_list_loading(result.after)]
     notes = [f"note: {note}" for note in result.notes]
-    end = ["", result.verdict, result.advice, Command(f"  {result.command}")]
+    end = ["", result.verdict, result.advice, Command(f"  {result.next_command}")]
     return lay_out([*_head(result), *notes, "", *_list_rows(result), "", *loading, *end], width)
 
 
