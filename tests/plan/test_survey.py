@@ -292,3 +292,23 @@ def test_figures_say_that_they_were_measured(images: Path) -> None:
     figures = [value for name in found.__slots__ if isinstance(value := getattr(found, name), Figure)]
     assert len(figures) > 8
     assert {figure.origin for figure in figures} == {"measured"}
+
+
+def test_files_are_timed_whose_names_nobody_asked_for_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(240):
+        (tmp_path / f"{number}.jpg").write_bytes(bytes(100 + number))
+    asked: list[str] = []
+    ask = contents._stat
+    monkeypatch.setattr(contents, "_stat", lambda path: (asked.append(path), ask(path))[1])
+    sampled = contents.sample_dataset(str(tmp_path), str(tmp_path / "scratch"), seconds=0.5)
+    timed = [path for path, _ in sampled.timed]
+    assert len(asked) == 120
+    assert not {*timed, *sampled.waited} & set(asked)
+    assert not set(timed) & set(sampled.waited)
+
+
+def test_of_few_files_all_are_asked_for_their_size_and_timed(images: Path, tmp_path: Path) -> None:
+    sampled = contents.sample_dataset(str(images), str(tmp_path), seconds=0.5)
+    assert (sampled.is_all, len(sampled.timed) + len(sampled.waited)) == (True, 30)

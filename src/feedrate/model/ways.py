@@ -181,5 +181,8 @@ def count_epochs_to_pay(
 def find_unevenness(samples: float, batch_size: float, workers: float) -> float:
     """Return how much more than its part the busiest of several workers makes: whole batches, in turn."""
     batches = math.ceil(samples / batch_size)
-    most = min(math.ceil(batches / workers) * batch_size, samples)
-    return max(most * workers / samples, 1.0)
+    rounds = math.ceil(batches / workers)
+    most = rounds * batch_size
+    if (batches - 1) % workers < 1:  # the last round is one batch, which need not be full
+        most += samples - batches * batch_size
+    return max(min(most, samples) * workers / samples, 1.0)
