@@ -41,6 +41,27 @@ def test_where_the_gpu_is_the_limit_nothing_is_recommended() -> None:
     assert "device" in plan.reason
 
 
+def test_without_workers_loading_and_training_take_turns() -> None:
+    survey, node = make_survey(), make_node(model_rate=QUICK_GPU)
+    none, one = (way(make_plan(survey, node, workers=n), "in-place") for n in (0, 1))
+    assert none.later_epoch_s.value > one.later_epoch_s.value
+    alone_s = survey.samples.value / QUICK_GPU.value
+    loading = make_plan(survey, make_node(model_rate=None), workers=0)
+    assert none.later_epoch_s.value == pytest.approx(
+        alone_s + way(loading, "in-place").later_epoch_s.value, rel=0.01
+    )
+    more = way(make_plan(survey, node, workers=0), "workers")
+    assert more.later_epoch_s.value < none.later_epoch_s.value
+
+
+def test_without_workers_every_gpu_has_a_process_that_loads() -> None:
+    survey = make_survey(resident=1.0)
+    one, four = (
+        way(make_plan(survey, make_node(model_rate=None, gpus=gpus), workers=0), "in-place") for gpus in (1, 4)
+    )
+    assert four.first_epoch_s.value == pytest.approx(one.first_epoch_s.value / 4, rel=0.01)
+
+
 def test_without_a_rate_of_the_model_a_note_says_what_the_times_are() -> None:
     plan = make_plan(make_survey(), make_node(model_rate=None))
     assert any("--model-rate" in note for note in plan.notes)

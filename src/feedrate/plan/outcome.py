@@ -199,7 +199,7 @@ class Case:
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
         samples = v["samples"] / self.node.nodes
         workers = float(self.workers * self.ranks)
-        workers /= find_unevenness(samples, self.batch_size, workers)
+        workers /= find_unevenness(samples, self.batch_size, workers) if workers else 1.0
         # A store's readahead suits some sizes of reads more than others: in place, Pillow itself was timed.
         is_in_place = not is_packed and not recipe.is_local
         shared = (sample_bytes + _PACK_OVERHEAD_BYTES) / (sample_bytes + PAGE_BYTES)
@@ -213,6 +213,7 @@ class Case:
             wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
             reads=min(shared, 1.0) if self.survey.source.keeps_pages is not False else 1.0,
             device_s=device_s,
+            ranks=self.ranks,
             # Where there is no GPU, the model takes the cores.
             device_cpu_s=device_s * v["cores"] if self.node.gpus == 0 else 0.0,
         )
