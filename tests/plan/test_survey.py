@@ -199,6 +199,11 @@ def make_bad(kind: str, top: Path) -> tuple[type[FeedrateError], str]:
         top.mkdir()
         (top / "a.jpg").write_bytes(b"noise")
         return SourceError, "none of the 1 image of .*bad that were looked at can be used"
+    if kind == "empty images":
+        top.mkdir()
+        (top / "a.jpg").touch()
+        (top / "b.jpg").symlink_to("nowhere")
+        return SourceError, "none of the 2 images of .*bad that were looked at holds anything"
     if kind == "several kinds":
         top.mkdir()
         (top / "a.tar").touch()
@@ -209,7 +214,17 @@ def make_bad(kind: str, top: Path) -> tuple[type[FeedrateError], str]:
 
 @pytest.mark.parametrize(
     "kind",
-    ["nothing", "empty folder", "arrays", "broken link", "one image", "text", "noise", "several kinds"],
+    [
+        "nothing",
+        "empty folder",
+        "empty images",
+        "arrays",
+        "broken link",
+        "one image",
+        "text",
+        "noise",
+        "several kinds",
+    ],
 )
 def test_what_is_no_dataset_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
     error, words = make_bad(kind, tmp_path / "bad")
@@ -263,6 +278,19 @@ def test_the_interval_of_the_factor_holds_the_truth_nine_times_of_ten() -> None:
         figure = _find_factor([decoded[i] for i in chosen], [encoded[i] for i in chosen], 2000)
         hits += figure.low <= sum(decoded) / sum(encoded) <= figure.high
     assert hits >= 180
+
+
+@pytest.mark.usefixtures("real_costs")
+def test_a_cache_that_cannot_be_tried_leaves_the_rest_of_the_survey(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def try_cache(*_: object) -> tuple[float, float]:
+        raise MemoryError
+
+    monkeypatch.setattr("feedrate.loader.trial.try_cache", try_cache)
+    found = look(images)
+    assert (found.whole_s, found.cached_s) == (None, None)
+    assert found.feedrate_s is not None
 
 
 @pytest.mark.usefixtures("real_costs")

@@ -164,6 +164,11 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
     count = len(tree.paths) if len(tree.paths) <= _FEW else min(_MOST_SIZES, len(tree.paths) // 2)
     answers = list(map_in_time(_stat, tree.paths[:count], threads=AT_ONCE, seconds=_ASKING_S))
     sizes = {path: size for path, size in answers if size is not None}
+    if not any(sizes.values()):
+        raise SourceError(
+            f"none of the {format_count(len(answers), 'image')} of {root} that were looked at holds anything",
+            hint="they are empty, links to nowhere, or not readable for you",
+        )
     notes = []
     if broken := sum(size is None for _, size in answers):
         notes.append(f"{_share(broken, len(answers), 'file')} cannot be read: broken links, or no permission")
@@ -173,7 +178,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         notes.append(f"{unlisted} cannot be listed, as {first}: {tree.unlisted[first]}")
     top = os.path.join(os.fsencode(root), b"")
     inside = [(os.fsencode(path).removeprefix(top), size) for path, size in sizes.items()]
-    others, largest = tree.paths[count:] or list(sizes), max(sizes.values(), default=0)
+    others, largest = tree.paths[count:] or list(sizes), max(sizes.values())
     waited = min(_MOST_WAITED, len(others) // 4)
     timed = [(path, sizes.get(path, largest)) for path in others[: len(others) - waited]]
     return Sampled(
@@ -181,8 +186,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         sizes=list(sizes.values()), is_all=tree.is_whole and len(answers) == tree.images.value,
         total_bytes=None, timed=timed, suffixes=tree.suffixes,
         read=partial(_read_values, root, [FileRange(path, size, path) for path, size in inside]),
-        list_s=tree.list_s, is_partial=not tree.is_whole,
-        how=f"{tree.how}; sizes of {format_count(len(sizes), 'file')} asked for",
+        list_s=tree.list_s, is_partial=not tree.is_whole, how=tree.how,
         resident=_find_resident([file for file in sizes.items() if file[1]]), notes=tuple(notes),
         waited=others[-waited:], unasked=tree.paths[count : count + _MOST_SIZES],
     )  # fmt: skip
@@ -281,7 +285,7 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
         total_bytes=Figure.exactly(sum(s.size_bytes for s in shards), note=note) if kind == "pack" else None,
         timed=timed, suffixes=Counter(file_suffix(value.path) for value in values),
         read=partial(_read_values, root, values), list_s=Figure.exactly(0.0), is_partial=False,
-        how=f"{format_count(len(shards), 'shard')}; the index rows of {len(sizes):,} samples read",
+        how=format_count(len(shards), "shard"),
         resident=_find_resident(timed),
         has_images=image is not None and image.kind is Kind.IMAGE and image.coding is not Coding.RAW,
         fetched=[(root, name, size) for name, size in named] if is_far else (),

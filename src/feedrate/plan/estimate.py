@@ -18,7 +18,7 @@ from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
 from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.results import MachineNumbers, StoreSpeed
-from feedrate.machine.store import measure_store, measure_writes
+from feedrate.machine.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.model.numbers import find_store
 from feedrate.model.ways import copy_s
 from feedrate.plan.folders import count_tree
@@ -85,7 +85,7 @@ def estimate_copy(
             near = suggest_path(path)
             raise NotFound(f"there is no {path}", hint=near or f"name a folder that is there: {option} DIR")
     say(f"looking at {folder}")
-    found = _look_at_files(folder, seconds / 2)
+    found = call_patiently(folder, lambda: _look_at_files(folder, seconds / 2), PATIENCE_S + seconds)
     speed = _find_speed(folder, found, numbers, seconds / 2)
     write, create = _find_writes(target, numbers, say)
     common = {**name_store("source", speed), "write": write, "create": create, "error": MODEL_ERROR}

@@ -137,7 +137,8 @@ def _describe(
         list_s=sampled.list_s,
         source=source,
         is_partial=sampled.is_partial,
-        how=f"{sampled.how}; {format_count(len(contents), 'sample')} read",
+        how=f"{sampled.how}; sizes of {len(sampled.sizes):,} and contents of "
+        f"{format_count(len(contents), 'sample')} read",
         took_s=time.monotonic() - began,
         pillow_wait_s=waiting,
         whole_s=costs.whole_s,

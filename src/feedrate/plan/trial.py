@@ -173,12 +173,17 @@ def _measure_loader(paths: Sequence[str]) -> tuple[Figure | None, float, str]:
     return figure, max(trial.busy_threads * trial.alone_cpu_s / trial.cpu_s, 1.0), ""
 
 
-def _measure_caching(paths: Sequence[str]) -> tuple[Figure, Figure]:
+def _measure_caching(paths: Sequence[str]) -> tuple[Figure | None, Figure | None]:
+    """Return what decoding whole images takes, and a crop of one; None: that failed."""
+    from feedrate.errors import FeedrateError
     from feedrate.loader.samples import open_files
     from feedrate.loader.trial import try_cache
 
-    with open_files(paths[:_CACHED], in_memory=True) as samples:
-        whole_s, cached_s = try_cache(samples, SIDE)
+    try:
+        with open_files(paths[:_CACHED], in_memory=True) as samples:
+            whole_s, cached_s = try_cache(samples, SIDE)
+    except (FeedrateError, OSError, ValueError, MemoryError):
+        return None, None
     note = f"up to {_CACHED} images"
     return Figure.within(whole_s, 1.15, "measured", note), Figure.within(cached_s, 1.15, "measured", note)
 
@@ -205,7 +210,8 @@ def measure_waiting(paths: Sequence[str]) -> Figure | None:
                 if resident is not None and resident > _RESIDENT:
                     continue
                 Image.open(file).convert("RGB")
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if resident is not None:  # else it may have been there before
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             wait_s = time.perf_counter() - began - (time.thread_time() - cpu) - (_read_queued_s() - queued)
             waits.append(max(wait_s, 0.0))
         except Exception:  # whatever Pillow raises, and files that are gone
