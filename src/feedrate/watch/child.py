@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -21,9 +22,12 @@ import termios
 from collections import deque
 from collections.abc import Sequence
 
+from feedrate.machine.command import explain_failure
+
 _SPOOL_BYTES = 1 << 20  # in memory; more goes to a file without a name
 _LAST_LINES = 50
 _POLL_S = 0.1
+_COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Child:
@@ -31,8 +35,6 @@ class Child:
 
     def __init__(self, command: Sequence[str], *, is_kept: bool) -> None:
         self._terminal: int | None = None
-        # Unbuffered: of a full folder one learns at once, and not when all is over.
-        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES, buffering=0)  # noqa: SIM115 (see pass_on)
         self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
         self._unfinished = b""
         self.is_full = False
@@ -51,9 +53,13 @@ class Child:
                 stdout=inner if inner is not None and os.isatty(1) else None,
                 stderr=inner if inner is not None and os.isatty(2) else None,
             )
+        except OSError as error:
+            raise explain_failure(command[0], error) from error
         finally:
             if inner is not None:
                 os.close(inner)
+        # Unbuffered: of a full folder one learns at once, and not when all is over.
+        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES, buffering=0)  # noqa: SIM115 (see pass_on)
 
     @property
     def pid(self) -> int:
@@ -102,11 +108,8 @@ class Child:
     def list_last(self, count: int) -> list[str]:
         """Return the last lines of the output, as a terminal would show them."""
         lines = [*self._last, self._unfinished] if self._unfinished else list(self._last)
-        return (
-            [line.rstrip(b"\r").split(b"\r")[-1].decode(errors="replace") for line in lines[-count:]]
-            if count
-            else []
-        )
+        plain = [_COLOURS.sub(b"", line).rstrip(b"\r").split(b"\r")[-1] for line in lines]
+        return [line.decode(errors="replace") for line in plain[-count:]] if count else []
 
     def pass_on(self) -> int:
         """Write what was kept, then pass on what comes until the command ends; return its exit code.
