@@ -50,5 +50,5 @@ def test_the_last_lines_are_without_colours_and_as_a_bar_left_them(monkeypatch: 
 def test_a_script_without_its_interpreter_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("echo")
     (tmp_path / "run").chmod(0o700)
-    with pytest.raises(UsageError, match="cannot run .*run: Exec format error"):
+    with pytest.raises(UsageError, match=r"cannot run .*run: Exec format error"):
         Child([str(tmp_path / "run")], is_kept=False)
