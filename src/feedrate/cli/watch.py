@@ -45,7 +45,8 @@ _BLOCK_S = 30.0  # between two views in a file, of a command that is started
 _ONCE_S = 1.0
 _GLANCE_S = 0.2
 _GLANCE_ONCE_S = 0.05
-_SHARE = 0.015  # of one core, at most: a machine with thousands of processes is looked at less often
+# Of one core, at most, for readings, and for glances: thousands of processes are looked at less often.
+_SHARE = 0.009
 _OUTPUT_LINES = 5  # of a command's output, below the view
 
 
