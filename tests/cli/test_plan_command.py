@@ -52,6 +52,14 @@ def test_epochs_and_workers_are_those_of_the_plan(looked_at: dict[str, Any], cap
     assert looked_at
 
 
+@pytest.mark.usefixtures("looked_at")
+def test_the_code_to_type_has_the_batch_size_of_the_script(capsys: Output) -> None:
+    assert main(["plan", "/data", "--batch-size", "64", "--json", "-"]) == 0
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    commands = next(way["commands"] for way in ways if way["code"] == "pack")
+    assert "batch_size=64" in commands[-1]
+
+
 def test_a_rate_stands_for_a_model(looked_at: dict[str, Any]) -> None:
     assert main(["plan", "/data", "--model-rate", "900"]) == 0
     assert (looked_at["model"], looked_at["model_rate"]) == ("", 900.0)

@@ -129,7 +129,10 @@ def test_a_top_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
 
 
 def make_cut(entries: int, **facts: Any) -> FolderSample:
-    return FolderSample("/data", entries=entries, name_bytes=12 * entries, **facts)
+    found = FolderSample("/data")
+    for name, value in {"entries": entries, "name_bytes": 12 * entries, **facts}.items():
+        setattr(found, name, value)
+    return found
 
 
 def test_a_listing_by_hashed_names_tells_how_far_it_came() -> None:

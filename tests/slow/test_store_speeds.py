@@ -93,8 +93,9 @@ def test_a_store_is_never_faster_than_it_can_be(tmp_path: Path, count: int, size
     for number in range(count):
         (tmp_path / "files" / str(number)).write_bytes(bytes(size_bytes))
     found = measure_slowly(tmp_path / "files", tmp_path / "mount")
-    # A name and an open at least, two calls for a file; one for a read inside of one.
-    assert 0.0039 < found["file_s"]["value"] < 0.02
+    # A name and an open at least, two calls for a file; one for a read inside of one. Few files have been
+    # asked for their sizes just before, so that their names are known.
+    assert (0.0039 if count > 100 else 0.0019) < found["file_s"]["value"] < 0.02
     assert 0.00199 < found["read_s"]["value"] < 0.01
     assert found["files_per_s"]["value"] < 16 / 0.0039
     if found["total_bytes_per_s"]["origin"] == "measured":

@@ -174,13 +174,14 @@ def follow(
 ) -> None:
     """Read and draw until the job ends or a key says so; `tell`: called after each reading instead."""
     due_s = time.monotonic() + min(_ONCE_S, interval_s) if screen else time.monotonic() + interval_s
+    glance_s = time.monotonic()
     size: tuple[int, int] | None = None
     while not view.has_ended:
         child, sources = view.child, [] if screen is None or screen.keys is None else [screen.keys]
         kept = None if child is None else child.descriptor
         now_s = time.monotonic()
         ready = select.select(
-            [*sources, *([] if kept is None else [kept])], [], [], max(0.0, min(_GLANCE_S, due_s - now_s))
+            [*sources, *([] if kept is None else [kept])], [], [], max(0.0, min(glance_s, due_s) - now_s)
         )[0]
         if child is not None and kept in ready:
             child.keep()
@@ -193,8 +194,9 @@ def follow(
         if now_s >= due_s:
             view.take()
             size = None
-        else:
+        elif now_s >= glance_s:  # and not whenever a command writes a line
             view.glance()
+            glance_s = now_s + _GLANCE_S
         if screen is not None and screen.measure() != size:
             size = screen.measure()
             if child is not None:

@@ -15,7 +15,6 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from feedrate.errors import StorageError
@@ -113,7 +112,6 @@ def _do_in_groups(function: Callable[[Any], None], items: Sequence[Any]) -> None
         list(threads.map(function, groups))
 
 
-@dataclass(slots=True)
 class FolderSample:
     """What was seen of a folder, without asking for any file: names are all that was read.
 
@@ -126,20 +124,16 @@ class FolderSample:
         error: why it could not be listed.
     """
 
-    path: str
-    above: tuple[tuple[int, int], ...] = ()
-    wanted: Counter[str] = field(default_factory=Counter)
-    others: Counter[str] = field(default_factory=Counter)
-    kept: list[str] = field(default_factory=list)
-    kept_others: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    entries: int = 0
-    name_bytes: int = 0
-    is_whole: bool = False
-    mark: tuple[int, int] = (0, 0)
-    size_bytes: int = 0
-    took_s: float = 0.0
-    error: str = ""
+    def __init__(self, path: str, above: tuple[tuple[int, int], ...] = ()) -> None:
+        self.path, self.above = path, above
+        self.wanted: Counter[str] = Counter()
+        self.others: Counter[str] = Counter()
+        self.kept: list[str] = []
+        self.kept_others: list[str] = []
+        self.folders: list[str] = []
+        self.entries = self.name_bytes = self.size_bytes = 0
+        self.is_whole, self.mark = False, (0, 0)
+        self.took_s, self.error = 0.0, ""
 
 
 _LOOK_EVERY = 64  # entries; a look at the clock and at the place costs as much as two of them

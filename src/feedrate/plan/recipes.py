@@ -163,7 +163,9 @@ def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node,
     return ""
 
 
-def list_commands(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node) -> tuple[str, ...]:
+def list_commands(
+    recipe: Recipe, outcome: Outcome, survey: Survey, node: Node, batch_size: int
+) -> tuple[str, ...]:
     """Return what to type, in order."""
     if recipe == IN_PLACE:
         return ()
@@ -183,7 +185,7 @@ def list_commands(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node) 
         lines.append(f"DATA=$(feedrate stage {shell_quote(pack)} --scratch {scratch})")
     if not recipe.packed:
         return (*lines, f"train from $DATA with num_workers={outcome.workers}")
-    arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), "batch_size=256"]
+    arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), f"batch_size={batch_size}"]
     if survey.feedrate_s is not None:
         arguments += ["image=feedrate.RandomResizedCrop(224)", "flip=True"]
     arguments += ['device="cuda"'] if node.gpus else []

@@ -92,7 +92,7 @@ def _describe(
         gpu_hours_saved=saved,
         why_not=explain_misfit(recipe, outcome, case.survey, case.node, case.workers),
         needs=recipe.needs,
-        commands=list_commands(recipe, outcome, case.survey, case.node),
+        commands=list_commands(recipe, outcome, case.survey, case.node, case.batch_size),
         timeline=(*outcome.parts, ("first epoch", outcome.first.seconds), *rest),
     )
 
