@@ -23,7 +23,7 @@ def test_the_mean_of_many_measurements_is_known_better_than_that_of_few() -> Non
 
 
 def test_one_measurement_alone_has_a_wide_interval() -> None:
-    assert Figure.of_mean([2.0]).low == 0.0
+    assert Figure.of_mean([2.0]).low == pytest.approx(0.2)
 
 
 def test_a_sum_of_two_unsure_figures_errs_less_than_both_errors_together() -> None:
@@ -47,3 +47,22 @@ def test_what_is_computed_is_as_sure_as_the_weakest_figure_in_it() -> None:
 def test_scaling_keeps_the_order_of_the_bounds(value: float, factor: float) -> None:
     figure = Figure.within(value, 1.5, MEASURED).scaled(-factor)
     assert figure.low <= figure.value <= figure.high
+
+
+def test_a_rate_that_was_seen_is_never_none_at_worst() -> None:
+    assert Figure.of_mean([1.0, 1.0, 1.0, 10.0]).low > 0
+
+
+def test_a_difference_may_be_below_nothing_and_its_bounds_say_so() -> None:
+    figures = {"one": Figure(10, 8, 12), "other": Figure(9, 7, 11)}
+    saved = combine(lambda one, other: one - other, figures)
+    assert saved.low == pytest.approx(1 - 8**0.5)
+
+
+def test_what_adds_up_is_not_below_nothing_because_of_several_errors() -> None:
+    figures = {"one": Figure(1, 0, 2), "other": Figure(1, 0, 2), "third": Figure(1, 0, 2)}
+    assert combine(lambda one, other, third: one * other * third, figures).low == 0
+
+
+def test_narrower_bounds_keep_the_value_and_the_sides() -> None:
+    assert Figure(10, 4, 20).narrowed(0.5) == Figure(10, 7, 15)
