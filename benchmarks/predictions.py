@@ -107,6 +107,7 @@ def compare(combination: Facts, fixed: Facts, work: Path) -> Facts:
         **combination, "store": {"name": combination["store"], **store}, "quantities": rows,
         "dataset": {"name": combination["dataset"], **dataset}, "runs": runs,
         "survey": predicted["survey"], "node": predicted["node"],
+        "others_cores_planning": predicted["others_cores"],
         "machine": asdict(describe_machine(["predictions.py"])),
     }  # fmt: skip
 

@@ -153,3 +153,21 @@ def test_a_read_in_a_shard_waits_once_per_answer_of_the_store() -> None:
     assert cold_s(replace(shard, sample_bytes=4e3), SLOW) == pytest.approx(0.002)
     assert cold_s(replace(shard, sample_bytes=150e3), SLOW) == pytest.approx(0.004)
     assert cold_s(replace(shard, sample_bytes=10e6), SLOW) == pytest.approx(0.2, rel=0.01)
+
+
+def test_the_process_that_serves_a_store_takes_cores_from_workers_that_are_many() -> None:
+    many = replace(PHOTOS, readers=64.0, wait_s=0.006, server_s=0.007, read_cpu_s=0.0)
+    few = replace(many, readers=1.0)
+    alone = replace(many, server_s=0.0)
+    assert epoch(many, SLOW, warm=0.0).seconds > 1.7 * epoch(alone, SLOW, warm=0.0).seconds
+    assert epoch(few, SLOW, warm=0.0).seconds == pytest.approx(
+        epoch(replace(few, server_s=0.0), SLOW, warm=0.0).seconds, rel=0.1
+    )
+    assert epoch(many, SLOW, warm=1.0) == epoch(alone, SLOW, warm=1.0)
+
+
+def test_reading_takes_cpu_time_of_what_is_not_in_memory() -> None:
+    reading = replace(PHOTOS, readers=1.0, wait_s=0.006, read_cpu_s=0.002)
+    costs_s = [epoch(reading, SLOW, warm=warm).seconds / 10_000 for warm in (0.0, 0.5)]
+    assert costs_s[0] == pytest.approx(0.015, rel=0.02)
+    assert costs_s[1] == pytest.approx(0.011, rel=0.05)

@@ -340,3 +340,24 @@ def test_files_are_timed_whose_names_nobody_asked_for_before(
 def test_of_few_files_all_are_asked_for_their_size_and_timed(images: Path, tmp_path: Path) -> None:
     sampled = contents.sample_dataset(str(images), str(tmp_path), seconds=0.5)
     assert (sampled.is_all, len(sampled.timed) + len(sampled.waited)) == (True, 30)
+
+
+def test_files_in_memory_tell_nothing_of_reading(images: Path) -> None:
+    paths = [str(path) for path in images.rglob("*.jpg")]
+    for path in paths:
+        Path(path).read_bytes()
+    assert trial.measure_reading(paths) is None
+
+
+def test_what_a_file_costs_that_is_not_in_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feedrate.machine.memory.measure_open_residency", lambda *_: 0.0)
+    served = iter((1.0, 1.6))
+    monkeypatch.setattr(trial, "_measure_servers", lambda: next(served))
+    reading = trial.measure_reading([str(path) for path in images.rglob("*.jpg")])
+    assert reading is not None
+    assert reading.server_s == pytest.approx(0.02)
+    assert (reading.wait_s.value >= 0, reading.cpu_s.value >= 0, reading.wait_s.note) == (
+        True,
+        True,
+        "29 files",
+    )

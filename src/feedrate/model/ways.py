@@ -58,6 +58,8 @@ class Load:
         sample_bytes: encoded, as they are read.
         wait_s: what one reader waits for a sample that is not in memory, where that was measured;
             None: as the store's figures say.
+        read_cpu_s, server_s: CPU time for a sample that is not in memory, more than `cpu_s`: of the reader,
+            and of a process that serves the store on this node.
         reads: reads of the store for one sample of a shard: fewer than one where several share a page.
         cpu_s: CPU time to make a sample; `core_gain`: what all cores make, in units of one.
         readers: samples that are made at a time: worker processes or threads; each reads, then decodes.
@@ -75,6 +77,8 @@ class Load:
     device_cpu_s: float = 0.0
     wait_s: float | None = None
     reads: float = 1.0
+    read_cpu_s: float = 0.0
+    server_s: float = 0.0
     ranks: int = 1
 
     def with_(self, **changes: float | bool) -> Load:
@@ -121,7 +125,11 @@ def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch
     """Return how long an epoch takes, of whose bytes the share `warm` is in memory, and what limits it."""
     waiting_s = (1 - warm) * cold_s(load, store)
     warm_s = (store.warm_file_s if load.is_files else 0.0) + load.sample_bytes / store.warm_bytes_per_s
-    pipeline = _pipeline(load, waiting_s + warm * warm_s)
+    reading = load.with_(
+        cpu_s=load.cpu_s + (1 - warm) * load.read_cpu_s,
+        device_cpu_s=load.device_cpu_s + (1 - warm) * load.server_s,
+    )
+    pipeline = _pipeline(reading, waiting_s + warm * warm_s)
     ceiling = (1 - warm) * max(
         load.sample_bytes / store.total_bytes_per_s, 1 / store.files_per_s if load.is_files else 0.0
     )

@@ -59,6 +59,8 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     }
     if survey.pillow_wait_s is not None:
         found["pillow_wait_s"] = survey.pillow_wait_s
+    if survey.pillow_read_s is not None:
+        found["pillow_read_s"] = survey.pillow_read_s
     if survey.source.shared_bytes_per_s is not None:
         found["shared_bytes_per_s"] = survey.source.shared_bytes_per_s
     found |= name_store("source", survey.source)
@@ -213,6 +215,8 @@ class Case:
             core_gain=self._gain(cores, v),
             readers=v["cores"] if is_packed else workers,
             wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
+            read_cpu_s=v.get("pillow_read_s", 0.0) if is_in_place else 0.0,
+            server_s=self.survey.server_s if is_in_place else 0.0,
             reads=min(shared, 1.0) if self.survey.source.keeps_pages is not False else 1.0,
             device_s=device_s,
             ranks=self.ranks,

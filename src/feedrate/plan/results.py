@@ -25,6 +25,8 @@ class Survey:
             entry points. None: no images, or it could not be tried, which a note says.
         pillow_wait_s: what Pillow waits for the file system in opening and decoding a file that is not in
             memory, beside that CPU time; None: not measured, since all of it is in memory, or no files.
+        pillow_read_s, server_s: CPU time that such a file takes more than one in memory: of who reads it, and
+            of a process that serves the file system on this node.
         whole_s, cached_s: CPU time of our kernel to decode a whole image, and to cut a crop out of one that
             is decoded. None: not measured.
         pillow_cores, feedrate_cores: what all `cores` of this machine gave, divided by what one gave.
@@ -62,6 +64,8 @@ class Survey:
     how: str
     took_s: float
     pillow_wait_s: Figure | None = None
+    pillow_read_s: Figure | None = None
+    server_s: float = 0.0
     whole_s: Figure | None = None
     cached_s: Figure | None = None
     notes: tuple[str, ...] = ()

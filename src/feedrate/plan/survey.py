@@ -31,7 +31,7 @@ from feedrate.machine.store import call_patiently, measure_store
 from feedrate.plan.contents import Content, Sampled, ask_more_sizes, sample_dataset
 from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
-from feedrate.plan.trial import find_missing, measure_costs, measure_waiting
+from feedrate.plan.trial import Reading, find_missing, measure_costs, measure_reading
 from feedrate.remote.addresses import Place, is_url
 from feedrate.units import format_count
 
@@ -69,9 +69,9 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
             source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
-    waiting = call_patiently(dataset, lambda: measure_waiting(sampled.waited)) if sampled.waited else None
+    reading = call_patiently(dataset, lambda: measure_reading(sampled.waited)) if sampled.waited else None
     sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
-    return _describe(dataset, sampled, source, contents, waiting, began, say)
+    return _describe(dataset, sampled, source, contents, reading, began, say)
 
 
 def _check_answers(path: str) -> None:
@@ -92,7 +92,7 @@ def _describe(
     sampled: Sampled,
     source: StoreSpeed,
     contents: Sequence[Content],
-    waiting: Figure | None,
+    reading: Reading | None,
     began: float,
     say: Callable[[str], None],
 ) -> Survey:
@@ -140,7 +140,9 @@ def _describe(
         how=f"{sampled.how}; sizes of {len(sampled.sizes):,} and contents of "
         f"{format_count(len(contents), 'sample')} read",
         took_s=time.monotonic() - began,
-        pillow_wait_s=waiting,
+        pillow_wait_s=reading.wait_s if reading else None,
+        pillow_read_s=reading.cpu_s if reading else None,
+        server_s=reading.server_s if reading else 0.0,
         whole_s=costs.whole_s,
         cached_s=costs.cached_s,
         notes=tuple(notes),

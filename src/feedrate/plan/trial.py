@@ -38,7 +38,7 @@ _MOST_TURNS = 100  # of each image
 _WARM_UP = 3  # images; the first ones load what Pillow needs
 _PACK_S = 0.5
 _CACHED = 48  # images that are decoded whole
-_WAITING_S, _MOST_WAITS, _RESIDENT = 1.5, 120, 0.02
+_WAITING_S, _MOST_WAITS, _MOST_AGAIN, _RESIDENT = 1.5, 120, 40, 0.02
 _TIMEOUT_S = 60.0
 _LEAST_ERROR = 0.04  # of a time: from one measurement to the next
 _CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(*sys.argv[1:])"
@@ -188,8 +188,23 @@ def _measure_caching(paths: Sequence[str]) -> tuple[Figure | None, Figure | None
     return Figure.within(whole_s, 1.15, "measured", note), Figure.within(cached_s, 1.15, "measured", note)
 
 
-def measure_waiting(paths: Sequence[str]) -> Figure | None:
-    """Return how long Pillow waits for the file system while it decodes a file that is not in memory.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a file that is not in memory costs more than one that is, in seconds.
+
+    Attributes:
+        wait_s: waiting for the file system, while Pillow opens and decodes it.
+        cpu_s: CPU time of who reads it.
+        server_s: CPU time of the process that serves the file system on this node (FUSE).
+    """
+
+    wait_s: Figure
+    cpu_s: Figure
+    server_s: float
+
+
+def measure_reading(paths: Sequence[str]) -> Reading | None:
+    """Let Pillow read files where they are.
 
     It reads small pieces, so that this cannot be told from files that are read at once. Waiting for a core
     does not count. None: all of these files are in memory, or none is an image.
@@ -199,6 +214,8 @@ def measure_waiting(paths: Sequence[str]) -> Figure | None:
     from feedrate.machine.memory import measure_open_residency
 
     waits: list[float] = []
+    more: list[float] = []
+    served = _measure_servers()
     until = time.perf_counter() + _WAITING_S
     for path in random.sample(list(paths), len(paths)):
         if time.perf_counter() > until or len(waits) >= _MOST_WAITS:
@@ -210,15 +227,40 @@ def measure_waiting(paths: Sequence[str]) -> Figure | None:
                 if resident is not None and resident > _RESIDENT:
                     continue
                 Image.open(file).convert("RGB")
+                cpu_s = time.thread_time() - cpu
+                wait_s = time.perf_counter() - began - cpu_s - (_read_queued_s() - queued)
+                waits.append(max(wait_s, 0.0))
+                if len(more) < _MOST_AGAIN:
+                    more.append(cpu_s - _decode_again(file))
                 if resident is not None:  # else it may have been there before
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            wait_s = time.perf_counter() - began - (time.thread_time() - cpu) - (_read_queued_s() - queued)
-            waits.append(max(wait_s, 0.0))
         except Exception:  # whatever Pillow raises, and files that are gone
             continue
     if len(waits) < 3:
         return None
-    return Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
+    wait_s = Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
+    cpu_s = max(math.fsum(more[1:]) / (len(more) - 1), 0.0)
+    server_s = (_measure_servers() - served) / len(waits)
+    return Reading(wait_s, Figure.within(cpu_s, 1.3, "measured", wait_s.note), server_s)
+
+
+def _decode_again(file: Any) -> float:
+    """Return the CPU time of decoding a file that is open, from memory."""
+    from PIL import Image
+
+    file.seek(0)
+    data = io.BytesIO(file.read())
+    began = time.thread_time()
+    Image.open(data).convert("RGB")
+    return time.thread_time() - began
+
+
+def _measure_servers() -> float:
+    """Return the CPU time so far of processes that serve file systems on this node, as far as one may see."""
+    from feedrate.machine.process import find_openers, read_stat
+
+    found = (read_stat(pid) for pid in find_openers("/dev/fuse"))
+    return math.fsum(stat.cpu_s for stat in found if stat is not None)
 
 
 def _read_queued_s() -> float:

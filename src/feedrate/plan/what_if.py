@@ -187,6 +187,8 @@ class WhatIf:
         return replace(
             survey, source=source, resident=0.0 if is_cold else survey.resident, notes=tuple(notes),
             pillow_wait_s=None if is_other else survey.pillow_wait_s,
+            pillow_read_s=None if is_other else survey.pillow_read_s,
+            server_s=0.0 if is_other else survey.server_s,
         )  # fmt: skip
 
     def _change_source(self, source: StoreSpeed) -> StoreSpeed:
