@@ -211,11 +211,13 @@ def measure_reading(paths: Sequence[str]) -> Reading | None:
     """
     from PIL import Image
 
+    from feedrate.machine.disk import describe_storage
     from feedrate.machine.memory import measure_open_residency
 
     waits: list[float] = []
     more: list[float] = []
-    served = _measure_servers()
+    is_fuse = bool(paths) and describe_storage(paths[0]).is_fuse
+    served = _measure_servers() if is_fuse else 0.0
     until = time.perf_counter() + _WAITING_S
     for path in random.sample(list(paths), len(paths)):
         if time.perf_counter() > until or len(waits) >= _MOST_WAITS:
@@ -238,10 +240,10 @@ def measure_reading(paths: Sequence[str]) -> Reading | None:
             continue
     if len(waits) < 3:
         return None
-    wait_s = Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
-    cpu_s = max(math.fsum(more[1:]) / (len(more) - 1), 0.0)
-    server_s = (_measure_servers() - served) / len(waits)
-    return Reading(wait_s, Figure.within(cpu_s, 1.3, "measured", wait_s.note), server_s)
+    waiting = Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
+    reading_s = max(math.fsum(more[1:]) / (len(more) - 1), 0.0)
+    server_s = (_measure_servers() - served) / len(waits) if is_fuse else 0.0
+    return Reading(waiting, Figure.within(reading_s, 1.3, "measured", waiting.note), server_s)
 
 
 def _decode_again(file: Any) -> float:
