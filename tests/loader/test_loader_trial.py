@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import feedrate
 from feedrate.errors import StorageError
 from feedrate.loader import trial as loader_trial
+from feedrate.loader.pipeline import Feed
 from feedrate.loader.samples import Samples, open_files
 from feedrate.loader.trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.machine.cpu import count_usable_cores
@@ -166,3 +168,19 @@ def test_files_held_in_memory_give_the_same_pixels_and_need_no_file(tmp_path: Pa
             assert not report.statuses.any()
             pixels.append(out)
     assert np.array_equal(*pixels)
+
+
+def test_no_thread_stays_when_a_trial_is_interrupted_as_its_threads_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Feed.start
+
+    def interrupted(feed: Feed[int]) -> None:
+        start(feed)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Feed, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        try_loader(save(tmp_path, 1), CROPS)
+    # One that decodes while the interpreter ends would abort the process.
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("feedrate-maker")]

@@ -227,8 +227,8 @@ def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, se
         _Maker(samples, options, batch, pool).make, _FOREVER, prefetch=DEFAULT_PREFETCH, makers=_MAKERS,
         meter=Meter(), on_stop=pool.close, interrupt=pool.cancel,
     )  # fmt: skip
-    feed.start()
     try:
+        feed.start()  # an interrupt while they begin would leave them running
         # The first batches find cold caches, and threads that begin; where they take long, they do not.
         latest = time.perf_counter() + seconds
         for _ in range(DEFAULT_PREFETCH):
