@@ -232,10 +232,10 @@ def measure_reading(paths: Sequence[str]) -> Reading | None:
             continue
     if len(waits) < 3:
         return None
-    wait_s = Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
-    cpu_s = max(math.fsum(more[1:]) / (len(more) - 1), 0.0)
+    waiting = Figure.of_mean(waits[1:], f"{len(waits) - 1:,} files", least=_LEAST_ERROR)
+    more_s = max(math.fsum(more[1:]) / (len(more) - 1), 0.0)
     server_s = (_measure_servers() - served) / len(waits)
-    return Reading(wait_s, Figure.within(cpu_s, 1.3, "measured", wait_s.note), server_s)
+    return Reading(waiting, Figure.within(more_s, 1.3, "measured", waiting.note), server_s)
 
 
 def _decode_again(file: Any) -> float:
