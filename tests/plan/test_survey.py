@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from feedrate.errors import FeedrateError, NotFound, SourceError, StorageError
 from feedrate.figures import Figure
 from feedrate.loader import trial as loader_trial
 from feedrate.machine import store
+from feedrate.machine.disk import describe_storage
 from feedrate.plan import contents, survey, trial
 from feedrate.plan.contents import _estimate_samples, _Looked
 from feedrate.plan.results import Survey
@@ -353,6 +355,8 @@ def test_what_a_file_costs_that_is_not_in_memory(images: Path, monkeypatch: pyte
     monkeypatch.setattr("feedrate.machine.memory.measure_open_residency", lambda *_: 0.0)
     served = iter((1.0, 1.6))
     monkeypatch.setattr(trial, "_measure_servers", lambda: next(served))
+    on_fuse = replace(describe_storage(images), is_fuse=True)
+    monkeypatch.setattr("feedrate.machine.disk.describe_storage", lambda _: on_fuse)
     reading = trial.measure_reading([str(path) for path in images.rglob("*.jpg")])
     assert reading is not None
     assert reading.server_s == pytest.approx(0.02)
