@@ -23,7 +23,13 @@ def test_the_mean_of_many_measurements_is_known_better_than_that_of_few() -> Non
 
 
 def test_one_measurement_alone_has_a_wide_interval() -> None:
-    assert Figure.of_mean([2.0]).low == 0.0
+    assert Figure.of_mean([2.0]).low == pytest.approx(0.2)
+
+
+@given(st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=6))
+def test_a_mean_of_what_was_measured_can_be_divided_by(values: list[float]) -> None:
+    figure = Figure.of_mean(values)
+    assert 0 < figure.low <= figure.value <= figure.high
 
 
 def test_a_sum_of_two_unsure_figures_errs_less_than_both_errors_together() -> None:

@@ -43,7 +43,9 @@ class Figure:
         mean = math.fsum(values) / count
         variance = math.fsum((v - mean) ** 2 for v in values) / (count - 1) if count > 1 else mean**2
         half = max(2 * math.sqrt(variance / count), least * abs(mean))
-        return cls(mean, max(mean - half, 0.0 if mean >= 0 else mean - half), mean + half, MEASURED, note)
+        # What was measured is not nothing: times and rates are divided by.
+        low = max(mean - half, mean / 10) if mean > 0 else mean - half
+        return cls(mean, low, mean + half, MEASURED, note)
 
     def assumed(self, note: str) -> Figure:
         """Return the same value where it stands for something else."""

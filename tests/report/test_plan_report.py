@@ -94,7 +94,7 @@ def test_nothing_worth_doing_is_said_with_its_reason() -> None:
 
 def test_ways_that_do_not_fit_stand_below_with_the_reason() -> None:
     text = draw_plan(make_plan(), 140)
-    table, _, below = text.partition("Does not fit here:\n")
+    table, _, below = text.partition("Not possible, or not needed, here:\n")
     assert "cache decoded samples" not in table
     assert "cache decoded samples in memory: 720 GB decoded, and this job has 64 GB: --mem=760G\n" in below
 

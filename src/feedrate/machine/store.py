@@ -489,9 +489,7 @@ def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> F
     slots = [0] * _SLOTS
     for at, count in events:
         slots[min(int((at - began) / slot_s), _SLOTS - 1)] += count
-    figure = Figure.of_mean([count / slot_s for count in slots[1:]])  # in the first, readers begin
-    # Something was read: where that came in bursts, the rate is small at worst, and not none.
-    return replace(figure, low=max(figure.low, figure.value / 10))
+    return Figure.of_mean([count / slot_s for count in slots[1:]])  # in the first, readers begin
 
 
 def _fit(readings: Sequence[_Reading]) -> tuple[Figure, Figure | None]:

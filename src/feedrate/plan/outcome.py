@@ -134,7 +134,7 @@ class Case:
             # Workers that wait for a store need no core, but each takes memory.
             most = int(max(4 * v["cores"] / self.ranks, workers))
             workers = max(find_workers(load, store, most, each=self.ranks), workers)
-            load = load.with_(readers=workers * self.ranks)
+            load = load.with_(readers=self._count_readers(load.samples, workers))
         processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
         room = max(memory * MARGIN - processes, 0.0)
@@ -188,6 +188,11 @@ class Case:
         """Return what all cores make, in units of one; `measured` is that of this machine's cores."""
         return max(measured * v["cores"] / self.survey.cores, 0.1)
 
+    def _count_readers(self, samples: float, workers: int) -> float:
+        """Return the workers of all ranks, less what whole batches in turn leave the last ones idle."""
+        readers = float(workers * self.ranks)
+        return readers / find_unevenness(samples, self.batch_size, readers)
+
     def _load(self, recipe: Recipe, v: Mapping[str, float], sample_bytes: float, shrink: float) -> Load:
         is_packed = recipe.packed or self.is_pack
         device_s = 1 / (v["model_rate"] * self.ranks) if "model_rate" in v else 0.0
@@ -198,8 +203,6 @@ class Case:
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
         samples = v["samples"] / self.node.nodes
-        workers = float(self.workers * self.ranks)
-        workers /= find_unevenness(samples, self.batch_size, workers)
         # A store's readahead suits some sizes of reads more than others: in place, Pillow itself was timed.
         is_in_place = not is_packed and not recipe.is_local
         shared = (sample_bytes + _PACK_OVERHEAD_BYTES) / (sample_bytes + PAGE_BYTES)
@@ -209,7 +212,7 @@ class Case:
             is_files=self.is_files and not recipe.packed,
             cpu_s=cpu_s * (_GPU_DECODE_CPU if recipe.gpu_decode else 1.0),
             core_gain=self._gain(cores, v),
-            readers=v["cores"] if is_packed else workers,
+            readers=v["cores"] if is_packed else self._count_readers(samples, self.workers),
             wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
             reads=min(shared, 1.0) if self.survey.source.keeps_pages is not False else 1.0,
             device_s=device_s,

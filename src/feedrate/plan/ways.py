@@ -77,10 +77,11 @@ def _describe(
 ) -> Way:
     before, first, later, total, disk, memory, saved = row
     pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now)
+    name = recipe.name.removeprefix("pack, ") if case.is_pack else recipe.name
     rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
     return Way(
         code=recipe.code,
-        name=recipe.name + (f" ({outcome.workers})" if recipe.code == "workers" else ""),
+        name=name + (f" ({outcome.workers})" if recipe.code == "workers" else ""),
         before_s=before,
         first_epoch_s=first,
         later_epoch_s=later,
@@ -103,13 +104,13 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
     possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
     best = min((way.total_s.value for way in possible), default=math.inf)
     if best > now.total_s.value * _WORTH:
-        return "", f"{_LIMITS[now.limit]} what training waits for, and no way that fits is 7 % faster"
+        return "", f"{_LIMITS[now.limit]} what training waits for, and no other way would be 7% faster"
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
     gain = now.total_s.value / chosen.total_s.value
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
     return chosen.code, (
-        f"{format_count(epochs, 'epoch')} take {gain:.1f} times less time than in place{paid}; "
+        f"{format_count(epochs, 'epoch')} are {gain:.1f} times as fast as in place{paid}; "
         f"then {_LIMITS[chosen.limit]} the limit"
     )
 

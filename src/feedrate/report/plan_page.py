@@ -53,7 +53,7 @@ def draw_plan_page(plan: Plan) -> str:
         draw_section("What to type", _draw_commands(way)),
         draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars, most)),
         draw_section("The ways side by side", _draw_table(plan, fitting, way)),
-        draw_section("Does not fit here", f"<ul>{unfit}</ul>" if unfit else ""),
+        draw_section("Not possible, or not needed, here", f"<ul>{unfit}</ul>" if unfit else ""),
         draw_section("Notes", _draw_list(plan.notes)),
         draw_section("The dataset", _draw_survey(plan.survey)),
         draw_section("The node", _draw_node(plan.node)),
