@@ -53,3 +53,13 @@ def test_what_is_computed_is_as_sure_as_the_weakest_figure_in_it() -> None:
 def test_scaling_keeps_the_order_of_the_bounds(value: float, factor: float) -> None:
     figure = Figure.within(value, 1.5, MEASURED).scaled(-factor)
     assert figure.low <= figure.value <= figure.high
+
+
+def test_what_is_computed_has_the_notes_of_what_is_assumed_in_it_and_counts() -> None:
+    figures = {
+        "most": Figure.within(100.0, 1.2, ASSUMED, "a table"),
+        "little": Figure.within(1e-4, 2, ASSUMED, "a guess"),
+        "rest": Figure.within(10.0, 1.1, MEASURED, "just now"),
+    }
+    total = combine(lambda most, little, rest: most + little + rest, figures)
+    assert (total.origin, total.note) == (ASSUMED, "a table")

@@ -136,8 +136,9 @@ def test_small_images_have_no_way_that_makes_them_smaller() -> None:
 
 
 def test_an_assumed_figure_makes_what_depends_on_it_assumed() -> None:
-    plan = make_plan(make_survey(), make_node(model_rate=near(1400, ASSUMED, "a table")))
+    plan = make_plan(make_survey(), make_node(model_rate=near(140, ASSUMED, "a table")))
     assert way(plan, "in-place").total_s.origin == ASSUMED
+    assert "a table" in way(plan, "in-place").total_s.note
     assert way(plan, "pack").before_s.origin != ASSUMED
 
 

@@ -291,3 +291,11 @@ def test_any_value_is_taken_or_refused_in_a_sentence(key: str, value: str) -> No
     except UsageError as error:
         refused = error
     assert refused is None or (refused.message.startswith("--what-if") and refused.hint)
+
+
+def test_a_gpu_that_nobody_knows_is_named_before_the_work() -> None:
+    what_if = parse_what_if(["gpu=2xVoodoo"])
+    with pytest.raises(UsageError, match="Voodoo"):
+        what_if.check_gpu("resnet50", None)
+    what_if.check_gpu("resnet50", 120.5)
+    parse_what_if(["gpu=none"]).check_gpu("resnet50", None)

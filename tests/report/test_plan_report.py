@@ -242,5 +242,5 @@ def test_an_estimate_with_several_answers_has_a_line_for_each() -> None:
     assert text.startswith(
         "an epoch of /data:\n"
         "  read in place  11 min 40 s (10 min 50 s to 13 min 20 s)\n"
-        "  from a pack    70.0 s (65.0 s to 80.0 s), from figures that are assumed\n"
+        "  from a pack    70.0 s (65.0 s to 80.0 s), in part from assumed figures\n"
     )

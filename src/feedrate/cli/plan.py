@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     dataset = _take_dataset(arguments)
     model, rate = choose_model(arguments)
     what_if = parse_what_if(arguments.what_if) if arguments.what_if else None
+    if what_if is not None:
+        what_if.check_gpu(model, rate)
     plan = partial(
         make_plan, epochs=arguments.epochs, workers=arguments.workers, batch_size=arguments.batch_size
     )

@@ -38,7 +38,7 @@ _CROP_BYTES = 224 * 224 * 3
 
 def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     """Return all that ways depend on, by the names that `Case.evaluate` knows."""
-    plain = Figure.within(_PLAIN_S, 2, ASSUMED, "nothing is decoded")
+    plain = Figure.within(_PLAIN_S, 2, ASSUMED, "20 µs for a sample that nothing decodes")
     decoding = survey.feedrate_s or plain
     found = {
         "samples": survey.samples,
@@ -70,23 +70,31 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
 
 def _guess(figure: Figure, factor: float) -> Figure:
     return Figure(
-        figure.value * factor, figure.low * factor / 1.3, figure.high * factor * 1.3, ASSUMED, "photographs"
+        figure.value * factor,
+        figure.low * factor / 1.3,
+        figure.high * factor * 1.3,
+        ASSUMED,
+        "as photographs of benchmarks/results/tiers.json",
     )
 
 
 def name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
     found = {
-        "stat_s": store.stat_s or store.file_s.scaled(0.3).assumed("a third of opening"),
+        "stat_s": store.stat_s
+        or store.file_s.scaled(0.3).assumed("asking for a size: a third of opening a file"),
         "file_s": store.file_s,
         "read_s": store.read_s,
         "stream_bytes_per_s": store.stream_bytes_per_s,
         "total_bytes_per_s": store.total_bytes_per_s,
         "files_per_s": store.files_per_s,
-        "warm_file_s": store.warm_file_s or Figure.within(20e-6, 2, ASSUMED, "a local file"),
-        "warm_bytes_per_s": store.warm_bytes_per_s or Figure.within(4e9, 2, ASSUMED, "memory"),
+        "warm_file_s": store.warm_file_s
+        or Figure.within(20e-6, 2, ASSUMED, "opening a file that is in memory: 20 µs"),
+        "warm_bytes_per_s": store.warm_bytes_per_s
+        or Figure.within(4e9, 2, ASSUMED, "reading what is in memory: 4 GB/s"),
         # Where no trial file may be written, writing is taken to be as fast as reading.
-        "write_bytes_per_s": store.write_bytes_per_s or store.total_bytes_per_s.assumed("as fast as reading"),
-        "create_s": store.create_s or store.file_s.assumed("as long as opening"),
+        "write_bytes_per_s": store.write_bytes_per_s
+        or store.total_bytes_per_s.assumed("writing: as fast as reading"),
+        "create_s": store.create_s or store.file_s.assumed("making a file: as long as opening one"),
     }
     return {f"{name}_{key}": figure for key, figure in found.items()}
 

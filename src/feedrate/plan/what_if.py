@@ -230,13 +230,26 @@ class WhatIf:
             return node.model_rate if is_same else None
         rate = find_model_rate(self.gpu, node.model)
         if rate is None:
-            known = ", ".join(gpu.name for gpu in GPUS if gpu.published)
-            raise UsageError(
-                f"no rate of {node.model} is known for "
-                + (f"the GPU '{self.gpu}'" if self.gpu else "GPUs without a name"),
-                hint=f"give it as model-rate=IMAGES_PER_S, or take one of {known}",
-            )
+            raise self._explain_unknown_gpu(node.model)
         return rate
+
+    def check_gpu(self, model: str, model_rate: float | None) -> None:
+        """Say before the work what `apply` would say after it.
+
+        Raises:
+            UsageError: nothing is known of the GPU that is named.
+        """
+        is_needed = model_rate is None and self.model_rate is None and self.gpus != 0
+        if is_needed and model and self.gpu and find_gpu(self.gpu) is None:
+            raise self._explain_unknown_gpu(model)
+
+    def _explain_unknown_gpu(self, model: str) -> UsageError:
+        known = ", ".join(gpu.name for gpu in GPUS if gpu.published)
+        return UsageError(
+            f"no rate of {model} is known for "
+            + (f"the GPU '{self.gpu}'" if self.gpu else "GPUs without a name"),
+            hint=f"give it as model-rate=IMAGES_PER_S, or take one of {known}",
+        )
 
     def _change_scratch(self, node: Node) -> Node:
         if self.scratch_bytes == 0:

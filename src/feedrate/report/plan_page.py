@@ -198,7 +198,8 @@ def _draw_survey(survey: Survey) -> str:
     rows: list[tuple[str, Figure | None, str]] = [
         ("samples", survey.samples, ""), ("files", survey.files, ""), ("folders", survey.folders, ""),
         ("size", survey.total_bytes, "bytes"), ("a sample", survey.sample_bytes, "bytes"),
-        ("a sample, decoded", survey.decoded_bytes, "bytes"), ("K: decoded by encoded", survey.factor, ""),
+        ("a sample, decoded", survey.decoded_bytes, "bytes"),
+        ("K: decoded / encoded size", survey.factor, ""),
         ("decoding with Pillow, a core", survey.pillow_s, "s"),
         ("decoding by feedrate, a core", survey.feedrate_s, "s"),
         ("packing a sample, a core", survey.pack_s, "s"), ("listing all of it", survey.list_s, "s"),
