@@ -48,7 +48,8 @@ def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
     head = _lay_facts(facts, width)
     title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
     nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
-    lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(ranking))]
+    shown = (ranking.survey, source, *map(find_way, ranking.plans))
+    lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(shown))]
     notes = list(ranking.notes)
     for best in ranking.plans[:1]:
         lines += ["", f"On {name_node(best.node)}:", *_recommend(best)]
