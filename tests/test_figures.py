@@ -63,3 +63,22 @@ def test_what_is_computed_has_the_notes_of_what_is_assumed_in_it_and_counts() ->
     }
     total = combine(lambda most, little, rest: most + little + rest, figures)
     assert (total.origin, total.note) == (ASSUMED, "a table")
+
+
+def test_a_rate_that_was_seen_is_never_none_at_worst() -> None:
+    assert Figure.of_mean([1.0, 1.0, 1.0, 10.0]).low > 0
+
+
+def test_a_difference_may_be_below_nothing_and_its_bounds_say_so() -> None:
+    figures = {"one": Figure(10, 8, 12), "other": Figure(9, 7, 11)}
+    saved = combine(lambda one, other: one - other, figures)
+    assert saved.low == pytest.approx(1 - 8**0.5)
+
+
+def test_what_adds_up_is_not_below_nothing_because_of_several_errors() -> None:
+    figures = {"one": Figure(1, 0, 2), "other": Figure(1, 0, 2), "third": Figure(1, 0, 2)}
+    assert combine(lambda one, other, third: one * other * third, figures).low == 0
+
+
+def test_narrower_bounds_keep_the_value_and_the_sides() -> None:
+    assert Figure(10, 4, 20).narrowed(0.5) == Figure(10, 7, 15)

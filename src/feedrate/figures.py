@@ -39,18 +39,24 @@ class Figure:
 
     @classmethod
     def of_mean(cls, values: Sequence[float], note: str = "", *, least: float = 0.03) -> Figure:
-        """Return the mean of measurements, between two standard errors; at least a share `least` each way."""
+        """Return the mean of measurements, between two standard errors; at least a share `least` each way.
+
+        What was seen to be above nothing is small at worst, and not nothing: others divide by it.
+        """
         count = len(values)
         mean = math.fsum(values) / count
         variance = math.fsum((v - mean) ** 2 for v in values) / (count - 1) if count > 1 else mean**2
         half = max(2 * math.sqrt(variance / count), least * abs(mean))
-        # What was measured is not nothing: times and rates are divided by.
-        low = max(mean - half, mean / 10) if mean > 0 else mean - half
-        return cls(mean, low, mean + half, MEASURED, note)
+        return cls(mean, max(mean - half, mean / 10) if mean >= 0 else mean - half, mean + half, note=note)
 
     def assumed(self, note: str) -> Figure:
         """Return the same value where it stands for something else."""
         return replace(self, origin=ASSUMED, note=note)
+
+    def narrowed(self, share: float) -> Figure:
+        """Return the same with bounds that are so much of their distance away."""
+        low, high = (self.value + (bound - self.value) * share for bound in (self.low, self.high))
+        return replace(self, low=low, high=high)
 
     def scaled(self, factor: float) -> Figure:
         low, high = sorted((self.low * factor, self.high * factor))
@@ -70,7 +76,7 @@ def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, 
     """
     values = {name: figure.value for name, figure in figures.items()}
     middle = function(**values)
-    below, above = [0.0] * len(middle), [0.0] * len(middle)
+    below, above, least = [0.0] * len(middle), [0.0] * len(middle), list(middle)
     behind: list[list[Figure]] = [[] for _ in middle]
     for name, figure in figures.items():
         is_exact = figure.low == figure.high
@@ -82,12 +88,14 @@ def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, 
             if any(abs(change) > _COUNTS * abs(value) for change in changes):
                 behind[i].append(figure)
             if not is_exact:
+                least[i] = min(least[i], *(end[i] for end in ends))
                 below[i] += min(*changes, 0.0) ** 2
                 above[i] += max(*changes, 0.0) ** 2
     return [
         Figure(
             value,
-            max(value - math.sqrt(below[i]), 0.0) if value >= 0 else value - math.sqrt(below[i]),
+            # What is never below nothing is not so because several errors were added.
+            max(value - math.sqrt(below[i]), 0.0 if least[i] >= 0 else -math.inf),
             value + math.sqrt(above[i]),
             weakest(behind[i]),
             _join_notes(behind[i]),

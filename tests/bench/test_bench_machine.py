@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from feedrate.bench import machine, stores
 from feedrate.bench.machine import bench_machine, choose_stores, load_result
-from feedrate.bench.results import MachineResult
+from feedrate.bench.results import CopyTime, MachineResult
 from feedrate.bench.stores import Sizes, check_store, choose_sizes, own_folder
 from feedrate.cli import main
 from feedrate.errors import NotFound, StorageError, UsageError
@@ -82,6 +83,21 @@ def test_a_store_is_measured_and_nothing_is_left_there(folder: Path) -> None:
     assert set(numbers.decode_images_per_s) == {"pillow", "feedrate"}
 
 
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[stores.Store]:
+    """What would be measured; nothing is written."""
+    seen: list[stores.Store] = []
+
+    def measure(store: stores.Store, target: stores.Store, _: Any) -> Any:
+        seen.append(store)
+        copies = (CopyTime(store.name, target.name, 1, Figure.exactly(1.0)),)
+        return replace(make_store_speed(), path=str(store.folder)), copies
+
+    monkeypatch.setattr(machine, "measure_files", measure)
+    return seen
+
+
+@pytest.mark.usefixtures("measured")
 def test_what_is_shared_names_neither_the_node_nor_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,10 +110,12 @@ def test_what_is_shared_names_neither_the_node_nor_a_folder(
     assert set(result.numbers.stores) == {"disk"}
 
 
-def test_files_are_copied_to_the_first_store_on_a_local_disk(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_as_much_as_has_room_there_is_copied_to_the_first_store_on_a_local_disk(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: list[stores.Store]
 ) -> None:
     (tmp_path / "scratch").mkdir()
+    small = TINY.divided(4)
+    monkeypatch.setattr(machine, "choose_sizes", lambda path, _: small if "scratch" in str(path) else TINY)
     monkeypatch.setattr(machine, "is_scratch", lambda path: path.name == "scratch")
     both = {"home": folder, "scratch": tmp_path / "scratch"}
     result, _ = bench_machine(both, is_quick=True, say=quiet)
@@ -105,6 +123,22 @@ def test_files_are_copied_to_the_first_store_on_a_local_disk(
         ("home", "scratch"),
         ("scratch", "scratch"),
     }
+    assert [store.sizes for store in measured] == [small, small]
+
+
+def test_a_gpu_that_others_hold_is_left_out_and_all_else_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: all devices are busy\nCompile with ...")
+
+    monkeypatch.setattr(machine, "choose_device", fail)
+    left_out: dict[str, str] = {}
+    assert machine._measure_gpu([], None, machine._QUICK, left_out) == {}  # type: ignore[arg-type]
+    choice = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(machine, "choose_device", lambda _: choice)
+    monkeypatch.setattr(machine, "describe_device", lambda _: "a GPU")
+    monkeypatch.setattr(machine, "measure_model", fail)
+    assert machine._measure_models(machine._QUICK, left_out, quiet) == ({}, "a GPU")
+    assert left_out == dict.fromkeys(("GPU", "resnet50"), "torch says: CUDA error: all devices are busy")
 
 
 def test_large_and_small_files_together_take_what_they_took() -> None:
@@ -199,6 +233,7 @@ def test_less_is_written_where_there_is_less_room(tmp_path: Path, monkeypatch: p
 
 
 def test_a_quota_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "describe_storage", lambda _: SimpleNamespace(is_memory=False))
     monkeypatch.setattr(stores, "try_to_reserve", lambda *_: OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
     with pytest.raises(StorageError, match="disk quota exceeded"):
         choose_sizes(tmp_path, TINY)
@@ -244,6 +279,23 @@ def test_what_is_in_use_or_not_marked_or_of_another_node_stays(folder: Path) -> 
         with own_folder(folder, pytest.fail):
             assert used.exists()
     assert {path.name for path in folder.iterdir()} == {f"{prefix}unmarked", f"{prefix}link", other.name}
+
+
+def test_a_run_that_has_just_begun_or_ended_is_left_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = f"feedrate-bench-machine-{find_node()}-"
+
+    def lock(descriptor: int, *, wait: bool) -> bool:
+        monkeypatch.undo()
+        stores.remove_leftovers(folder, prefix, pytest.fail)
+        return stores.lock_fd(descriptor, wait=wait)
+
+    monkeypatch.setattr(stores, "lock_fd", lock)
+    with own_folder(folder, quiet):
+        stores.remove_leftovers(folder, prefix, pytest.fail)
+    gone = SimpleNamespace(glob=lambda _: [folder / "gone"])
+    stores.remove_leftovers(gone, prefix, pytest.fail)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

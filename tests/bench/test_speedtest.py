@@ -18,7 +18,7 @@ from support.images import save_image
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from feedrate.bench import speedtest  # noqa: E402
+from feedrate.bench import speedtest, turns  # noqa: E402
 from feedrate.bench.loader import FILES, PACK  # noqa: E402
 from feedrate.bench.speedtest import (  # noqa: E402
     Choice,
@@ -58,15 +58,17 @@ def ticks() -> list[Tick]:
 def result(files_and_pack: tuple[str, str], ticks: list[Tick]) -> SpeedtestResult:
     options = SpeedOptions("resnet18", batch_size=4, side=32, seconds=15.0, device="cpu", workers=1)
     started = time.perf_counter() - 15.0  # all the time is used up, so that each turn is as short as can be
-    return run_speedtest(
-        *files_and_pack,
-        SUBSET,
-        options,
-        source="photos",
-        started=started,
-        watch=ticks.append,
-        make=make_small,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "LEAST_TURN", 0.01)
+        return run_speedtest(
+            *files_and_pack,
+            SUBSET,
+            options,
+            source="photos",
+            started=started,
+            watch=ticks.append,
+            make=make_small,
+        )
 
 
 def test_the_loaders_train_in_turn(result: SpeedtestResult) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from feedrate.cli import main
 from feedrate.cli.output import show
-from feedrate.plan import estimate, node, survey
+from feedrate.machine.results import Gpu
+from feedrate.plan import estimate, node, survey, what_if
 from support.plans import make_node, make_survey
 
 Output = pytest.CaptureFixture[str]
@@ -70,6 +71,26 @@ def test_the_page_of_a_plan_is_written(tmp_path: Path, capsys: Output) -> None:
     assert main(["plan", "/data", "--html", str(tmp_path / "plan.html")]) == 0
     assert (tmp_path / "plan.html").read_text().startswith("<!doctype html>")
     assert f"wrote {tmp_path}/plan.html" in capsys.readouterr().err
+
+
+def test_a_gpu_of_unknown_rate_is_refused_before_anything_is_looked_at(
+    looked_at: dict[str, Any], capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(what_if, "describe_gpus", tuple)
+    for gpu in ("4xZ9000", "L4", "8"):
+        assert main(["plan", "/data", "--what-if", f"gpu={gpu}"]) == 1
+        assert "no rate of resnet50 is known" in capsys.readouterr().err
+    assert not looked_at
+    assert main(["plan", "/data", "--what-if", "gpu=L4", "model-rate=400"]) == 0
+
+
+def test_a_gpu_of_this_node_is_looked_at_since_its_rates_may_be_stored(
+    looked_at: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu(0, "NVIDIA L4", None, None, None, None, None, None, None, None, None)
+    monkeypatch.setattr(what_if, "describe_gpus", lambda: (gpu,))
+    main(["plan", "/data", "--what-if", "gpu=4xL4"])
+    assert looked_at
 
 
 @pytest.mark.usefixtures("looked_at")

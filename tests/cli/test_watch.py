@@ -66,19 +66,31 @@ def test_a_mistake_is_a_sentence(words: list[str], sentence: str, capsys: pytest
 
 
 def test_one_view_is_printed_and_written_as_a_document(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sleeper: subprocess.Popen[bytes]
 ) -> None:
     target = tmp_path / "view.json"
-    assert main(["watch", "--once", "--json", str(target), str(os.getppid())]) == 0
-    assert capsys.readouterr().out.startswith(f"{os.getppid()}: ")
+    assert main(["watch", "--once", "--json", str(target), str(sleeper.pid)]) == 0
+    assert capsys.readouterr().out.startswith(f"{sleeper.pid}: ")
     document = json.loads(target.read_text())
-    assert (document["command"], document["pid"]) == ("watch", os.getppid())
+    assert (document["command"], document["pid"]) == ("watch", sleeper.pid)
     assert set(document["verdict"]) == {"codes", "title", "reason", "remedy", "next", "is_good"}
 
 
-def test_without_a_terminal_one_view_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(os.getppid())]) == 0
+def test_without_a_terminal_one_view_is_printed(
+    capsys: pytest.CaptureFixture[str], sleeper: subprocess.Popen[bytes]
+) -> None:
+    assert main(["watch", str(sleeper.pid)]) == 0
     assert "\nverdict " in capsys.readouterr().out
+
+
+def test_a_job_that_ends_within_the_one_view_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setattr(
+        "feedrate.watch.sampling.JobSampler.glance", lambda _: sleeper.kill() or sleeper.wait()
+    )
+    code, text = said(capsys, "--once", str(sleeper.pid))
+    assert (code, f"process {sleeper.pid} has ended before the second reading" in text) == (1, True)
 
 
 def run_feedrate(*words: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
@@ -97,20 +109,26 @@ def test_a_command_that_a_signal_ended_gives_the_code_of_a_shell() -> None:
     assert done.returncode == 137
 
 
+def test_a_view_that_fails_leaves_the_command_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("feedrate.watch.sampling.JobSampler", fail)
+    assert main(["watch", "--", sys.executable, "-c", "raise SystemExit(7)"]) == 7
+
+
+def test_a_signal_that_is_ignored_as_by_nohup_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with command.ended_like_an_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_view_of_a_command_goes_to_standard_error_without_a_terminal() -> None:
-    waiting = "import sys; sys.stdin.read()"
-    line = [
-        sys.executable,
-        "-m",
-        "feedrate",
-        "watch",
-        "--interval",
-        "0.2",
-        "--",
-        sys.executable,
-        "-c",
-        waiting,
-    ]
+    waiting = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    line = [sys.executable, "-m", "feedrate", "watch", "--interval", "0.2", "--", *waiting]
     with subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -173,7 +191,7 @@ def test_a_key_or_a_signal_ends_the_view_and_the_terminal_is_as_before(
     how: bytes | signal.Signals, code: int, sleeper: subprocess.Popen[bytes]
 ) -> None:
     watched = Watched("--interval", "0.3", str(sleeper.pid))
-    watched.wait_for(b"verdict  From outside")
+    watched.wait_for(b"verdict  ")
     if isinstance(how, bytes):
         os.write(watched.terminal, how)
     else:
@@ -189,7 +207,7 @@ def test_a_job_that_ends_while_it_is_watched_is_said_and_is_no_failure(
     sleeper: subprocess.Popen[bytes],
 ) -> None:
     watched = Watched("--interval", "0.3", str(sleeper.pid))
-    watched.wait_for(b"verdict  From outside")
+    watched.wait_for(b"verdict  ")
     assert sleeper.stdin is not None
     sleeper.stdin.close()
     sleeper.wait()
@@ -229,12 +247,17 @@ def test_a_key_ends_the_view_of_a_command_which_goes_on(gate: Path) -> None:
     assert watched.seen.endswith(b"last True\r\n")
 
 
-def test_a_signal_for_the_view_ends_the_command_too() -> None:
-    watched = Watched("--interval", "0.3", "--", sys.executable, "-c", "import time; time.sleep(1000)")
-    watched.wait_for(b"verdict ")
+@pytest.mark.parametrize("is_closed", [False, True], ids=["while it is shown", "after it was closed"])
+def test_a_signal_for_the_view_ends_the_command_too(is_closed: bool) -> None:
+    sleeping = [sys.executable, "-c", "import time; print('sleeps', flush=True); time.sleep(1000)"]
+    watched = Watched("--interval", "0.3", "--", *sleeping)
+    watched.wait_for(b"sleeps")
+    if is_closed:
+        os.write(watched.terminal, b"q")
+        watched.wait_for(b"\x1b[?1049lsleeps")
     os.kill(watched.pid, signal.SIGTERM)
     assert watched.end() == 143
-    assert watched.seen.rstrip().endswith(b"\x1b[?25h\x1b[?1049l")
+    assert watched.seen.endswith(b"\x1b[?25h\x1b[?1049lsleeps\r\n")
 
 
 def test_a_terminal_that_cannot_be_drawn_on_gets_one_view(sleeper: subprocess.Popen[bytes]) -> None:

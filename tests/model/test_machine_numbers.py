@@ -114,6 +114,7 @@ def spoil(change: dict[str, Any]) -> Any:
         (spoil({"date": "yesterday"}), "it is damaged"),
         (spoil({"core_gain": asdict(Figure(2.0, 3.0, 4.0))}), "it is damaged"),
         (spoil({"core_gain": 2}), "it is damaged"),
+        (spoil({"core_gain": {"value": 1, "low": 1, "high": 10**400}}), "it is damaged"),
         (spoil({"stores": None}), "it is damaged"),
         (spoil({"device": 5}), "it is damaged"),
         (lambda path: path.chmod(0o666), "can be written to by other users"),

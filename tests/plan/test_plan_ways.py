@@ -15,9 +15,9 @@ from feedrate.cli import make_parser
 from feedrate.figures import ASSUMED, GIVEN, Figure
 from feedrate.plan.node import describe_node
 from feedrate.plan.results import Plan, Way
-from feedrate.plan.ways import make_plan
+from feedrate.plan.ways import make_plan, recommend
 from feedrate.report.plan import draw_plan
-from support.plans import make_node, make_store, make_survey, near
+from support.plans import make_node, make_store, make_survey, make_way, near
 
 QUICK_GPU = near(4700, GIVEN)
 
@@ -42,6 +42,28 @@ def test_where_the_gpu_is_the_limit_nothing_is_recommended() -> None:
     plan = make_plan(make_survey(), make_node(model_rate=near(50, GIVEN)))
     assert plan.recommended == ""
     assert "device" in plan.reason
+
+
+def test_without_workers_loading_and_training_take_turns() -> None:
+    survey, node = make_survey(), make_node(model_rate=QUICK_GPU)
+    none, one = (way(make_plan(survey, node, workers=n), "in-place") for n in (0, 1))
+    assert none.later_epoch_s.value > one.later_epoch_s.value
+    alone_s = survey.samples.value / QUICK_GPU.value
+    loading = make_plan(survey, make_node(model_rate=None), workers=0)
+    assert none.later_epoch_s.value == pytest.approx(
+        alone_s + way(loading, "in-place").later_epoch_s.value, rel=0.01
+    )
+    more = way(make_plan(survey, node, workers=0), "workers")
+    assert more.later_epoch_s.value < none.later_epoch_s.value
+
+
+def test_without_workers_every_gpu_has_a_process_that_loads() -> None:
+    survey = make_survey(resident=1.0)
+    one, four = (
+        way(make_plan(survey, make_node(model_rate=None, gpus=gpus), workers=0), "in-place")
+        for gpus in (1, 4)
+    )
+    assert four.first_epoch_s.value == pytest.approx(one.first_epoch_s.value / 4, rel=0.01)
 
 
 def test_without_a_rate_of_the_model_a_note_says_what_the_times_are() -> None:
@@ -170,13 +192,6 @@ def test_staging_gives_no_more_workers_than_there_are_batches() -> None:
     assert way(plan, "stage").later_epoch_s.value == pytest.approx(way(plan, "in-place").later_epoch_s.value)
 
 
-def test_ways_for_a_pack_do_not_speak_of_packing() -> None:
-    plan = make_plan(make_survey(kind="pack"), make_node())
-    assert way(plan, "pack-stage").name == "stage"
-    assert not [found.name for found in plan.ways if "pack" in found.name]
-    assert "workers" not in draw_plan(plan)
-
-
 def test_a_script_finds_the_staged_copy_in_its_environment() -> None:
     for code in ("stage", "pack-stage"):
         *_, staging, script = way(make_plan(make_survey(), make_node()), code).commands
@@ -191,6 +206,72 @@ def test_a_pack_goes_beside_a_dataset_as_the_dataset_was_typed(
     monkeypatch.chdir(tmp_path)
     assert describe_node("data/photos/", scratch="").pack_folder == "data"
     assert describe_node(f"{tmp_path}/data/photos", scratch="").pack_folder == f"{tmp_path}/data"
+
+
+def test_a_pack_of_a_pattern_is_named_after_what_comes_before_the_wildcard() -> None:
+    patterns = {
+        "/data/train-{000..127}.tar": "train.pack", "shards/*.tar": "shards.pack", "*.tar": "data.pack",
+        "s3://bucket/x/part-*.tar": "part.pack", "/data/photos/": "photos.pack", ".": "data.pack",
+    }  # fmt: skip
+    for dataset, name in patterns.items():
+        plan = make_plan(make_survey(dataset=dataset, kind="tar"), make_node())
+        assert shlex.split(way(plan, "pack").commands[0])[-1] == name
+
+
+def test_ways_of_a_pack_do_not_say_that_it_is_packed() -> None:
+    plan = make_plan(make_survey(kind="pack", dataset="/data/a.pack"), make_node(model_rate=QUICK_GPU))
+    assert way(plan, "pack-stage").name == "stage"
+    assert not [found.name for found in plan.ways if found.name.startswith("pack")]
+    assert "workers" not in draw_plan(plan)
+
+
+def test_a_run_of_less_than_a_minute_is_left_as_it_is() -> None:
+    survey = make_survey(samples=near(40), files=near(40), source=slow_store())
+    plan = make_plan(survey, make_node(model_rate=None), epochs=3)
+    assert plan.recommended == ""
+    assert plan.reason.startswith("as it is, the whole run takes ")
+
+
+def test_what_saves_less_than_a_minute_is_not_recommended_however_many_times_faster() -> None:
+    now, quick = make_way("in-place", "read in place", 0, 1.1, 1.1), make_way("pack", "pack", 1, 0.5, 0.5)
+    assert recommend([now, quick], 90) == (
+        "", "no way that fits saves more than 53.0 s of the 99.0 s that the whole run takes"
+    )  # fmt: skip
+    longer = make_way("in-place", "read in place", 0, 1.3, 1.3)
+    assert recommend([longer, quick], 90)[0] == "pack"
+
+
+def test_images_that_the_loader_could_not_be_tried_on_are_not_taken_to_be_quick() -> None:
+    slow = make_plan(make_survey(feedrate_s=None), make_node(model_rate=None))
+    known = make_plan(make_survey(), make_node(model_rate=None))
+    assert way(slow, "pack").later_epoch_s.value >= way(known, "pack").later_epoch_s.value
+    assert way(slow, "pack").later_epoch_s.origin == ASSUMED
+    assert "image=feedrate.RandomResizedCrop(224)" in way(slow, "pack").commands[-1]
+
+
+def test_a_gpu_of_unknown_memory_says_so_and_not_that_nothing_fits() -> None:
+    plan = make_plan(make_survey(), make_node(gpu_memory_bytes=None))
+    assert "not known" in way(plan, "gpu").why_not
+
+
+def test_a_pack_on_one_nodes_scratch_is_no_way_for_several_nodes() -> None:
+    codes = [found.code for found in make_plan(make_survey(), make_node(nodes=2)).ways]
+    assert "pack-scratch" not in codes
+    assert "pack-stage" in codes
+
+
+def test_a_pack_that_one_node_made_is_in_no_other_nodes_memory() -> None:
+    survey = make_survey(source=slow_store(), samples=near(100_000), files=near(100_000), resident=0.0)
+    one, two = (
+        way(make_plan(survey, make_node(model_rate=None, nodes=nodes), epochs=3), "pack") for nodes in (1, 2)
+    )
+    assert one.first_epoch_s.value == pytest.approx(one.later_epoch_s.value, rel=0.1)
+    assert two.first_epoch_s.value > 1.5 * two.later_epoch_s.value
+
+
+def test_more_memory_than_a_machine_without_a_limit_has_free_is_not_asked_of_slurm() -> None:
+    plan = make_plan(make_survey(), make_node(machine_memory_bytes=None))
+    assert "64.0 GB are free" in way(plan, "memory").why_not
 
 
 sizes = st.floats(1, 1e9)

@@ -212,6 +212,12 @@ def test_a_petabyte_is_more_samples_of_the_same_size() -> None:
     assert survey.list_s.value == pytest.approx(14.8 * 1e15 / 138e9)
 
 
+def test_of_a_larger_dataset_less_is_in_memory() -> None:
+    survey = make_survey(total_bytes=near(1e9), resident=1.0)
+    assert apply("size=10GB", survey=survey)[0].resident == pytest.approx(0.1)
+    assert apply("size=100MB", survey=survey)[0].resident == 1.0
+
+
 @pytest.mark.parametrize("word", ["size=1PB", "storage=lustre"])
 def test_what_is_free_here_does_not_limit_a_pack_on_another_store(word: str) -> None:
     here = make_node(pack_free_bytes=Figure.exactly(45e9))
@@ -291,11 +297,3 @@ def test_any_value_is_taken_or_refused_in_a_sentence(key: str, value: str) -> No
     except UsageError as error:
         refused = error
     assert refused is None or (refused.message.startswith("--what-if") and refused.hint)
-
-
-def test_a_gpu_that_nobody_knows_is_named_before_the_work() -> None:
-    what_if = parse_what_if(["gpu=2xVoodoo"])
-    with pytest.raises(UsageError, match="Voodoo"):
-        what_if.check_gpu("resnet50", None)
-    what_if.check_gpu("resnet50", 120.5)
-    parse_what_if(["gpu=none"]).check_gpu("resnet50", None)

@@ -95,11 +95,11 @@ def test_a_store_is_never_faster_than_it_can_be(tmp_path: Path, count: int, size
     found = measure_slowly(tmp_path / "files", tmp_path / "mount")
     # A name and an open at least, two calls for a file; one for a read inside of one. Few files have been
     # asked for their sizes just before, so that their names are known.
-    assert (0.0039 if count > 100 else 0.0019) < found["file_s"]["value"] < 0.02
-    assert 0.00199 < found["read_s"]["value"] < 0.01
+    assert found["file_s"]["value"] > (0.0039 if count > 100 else 0.0019)
+    assert found["read_s"]["value"] > 0.00199
     assert found["files_per_s"]["value"] < 16 / 0.0039
     if found["total_bytes_per_s"]["origin"] == "measured":
-        assert 0.5e8 < found["total_bytes_per_s"]["value"] < 1.2e8
+        assert found["total_bytes_per_s"]["value"] < 1.2e8
     assert found["keeps_pages"] is False
     assert found["kind"] == "fuse.slowfs"
 

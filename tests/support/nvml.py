@@ -14,6 +14,7 @@ def make_nvml(**answers: Any) -> SimpleNamespace:
     names = [
         "nvmlDeviceGetUtilizationRates",
         "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetMinorNumber",
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetName",
         "nvmlDeviceGetUUID",

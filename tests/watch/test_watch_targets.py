@@ -23,6 +23,7 @@ from feedrate.watch.targets import (
     find_root,
     find_target,
     find_user,
+    promote_ranks,
 )
 
 TRAIN = ("python3", "train.py")
@@ -66,6 +67,14 @@ def test_forks_of_what_is_not_python_are_no_workers() -> None:
 
 def stat(pid: int, parent: int, name: str) -> ProcessStat:
     return ProcessStat(pid, name, "S", parent, 1, 1, 0, 0.0, 0.0, 1, pid, 0, 0)
+
+
+def test_ranks_that_python_spawned_train_if_they_have_workers_or_a_gpu() -> None:
+    stats = [stat(1, 0, "python3"), *(stat(pid, 1, "python3") for pid in (2, 3, 5))]
+    members = {one.pid: one for one in [*stats, stat(4, 2, "pt_data_worker")]}
+    found = {1: TRAINER, 2: WORKER, 3: WORKER, 4: WORKER, 5: WORKER}
+    promote_ranks(found, members, {3, 4})
+    assert found == {1: TRAINER, 2: TRAINER, 3: TRAINER, 4: WORKER, 5: WORKER}
 
 
 def test_a_job_reaches_up_to_the_first_process_that_a_shell_started() -> None:

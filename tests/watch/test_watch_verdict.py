@@ -184,3 +184,21 @@ def test_a_verdict_changes_when_most_of_the_latest_readings_say_so(titles: str, 
     verdicts = [Verdict((), title, str(number), "", "") for number, title in enumerate(titles)]
     found = settle(verdicts)
     assert (found.title, found.reason) == (settled, str(titles.rindex(settled)))
+
+
+def test_a_gpu_that_does_not_tell_how_busy_it_is_is_no_idle_one_and_no_reason_to_use_another() -> None:
+    for processes in ((BUSY, *make_workers(2, computing=0.1)), (BUSY,)):
+        verdict = judge(make_job(*processes, gpus=(make_gpu(None),), free_gpus=(1,)))
+        assert (verdict.title, verdict.codes) == (UNKNOWN, ())
+        assert "the driver does not tell" in verdict.reason
+
+
+def test_a_job_that_sleeps_is_not_held_up_by_a_quota_that_it_shares() -> None:
+    cores = {"quota": 2.0, "throttled_share": 0.6}
+    assert codes(make_process(1), cores=cores) == ()
+
+
+def test_threads_that_load_beside_a_main_thread_that_waits_are_not_too_few_workers() -> None:
+    loading = make_process(1, computing=1.0, cores=1.5, read_bytes_per_s=50e6)
+    threads = (ThreadGroup("main thread", 1, 0.2, 0.0, 0), ThreadGroup("feedrate", 4, 1.3, 0.0, 0))
+    assert codes(loading, gpus=(make_gpu(0.6),), threads=threads) == ()

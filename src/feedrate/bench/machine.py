@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 COMMAND = "bench machine"
 SCRATCH, TEMPORARY = "scratch", "temporary folder"
+_NO_TORCH = "torch is not installed: pip install 'feedrate[torch]'"
 _SIDE = 224
 _MODEL = "resnet50"
 _LEAST_ROUNDS = 3
@@ -111,7 +112,10 @@ def bench_machine(
         speeds: dict[str, StoreSpeed] = {}
         copies: list[CopyTime] = []
         for store in opened:
-            speeds[store.name], copied = measure_files(store, local or store, say)
+            target = local or store
+            # What has room here has to have it there, too.
+            store = replace(store, sizes=min(store.sizes, target.sizes))
+            speeds[store.name], copied = measure_files(store, target, say)
             copies += copied
         say(f"decoding {format_count(effort.photographs, 'photograph')} on one core and on all")
         jpegs = [make_photograph(number).jpeg for number in range(effort.photographs)]
@@ -255,24 +259,30 @@ def _measure_gpu(
     jpegs: Sequence[bytes], geometry: Geometry, effort: Effort, left_out: dict[str, str]
 ) -> dict[str, Figure]:
     """Return the rates of copies to the first GPU (`pinned`, `pageable`) and of decoding there (`decode`)."""
+    found: dict[str, Figure] = {}
     try:
         choice = choose_device(None)
-    except ImportError:
-        left_out["GPU"] = "torch is not installed: pip install 'feedrate[torch]'"
-        return {}
-    if choice.device.type != "cuda":
-        left_out["GPU"] = choice.unused or "there is none, or torch finds none"
-        return {}
-    found = _measure_transfers(choice.device, effort)
-    try:
+        if choice.device.type != "cuda":
+            left_out["GPU"] = choice.unused or "there is none, or torch finds none"
+            return {}
+        found = _measure_transfers(choice.device, effort)
         batch = _GpuDecoding(jpegs, geometry, choice.device)
         rate = _measure_rate(
             _BATCHES * batch.images, lambda: batch.run(_BATCHES), effort.seconds, time.perf_counter
         )
         found["decode"] = replace(rate, note=f"batches of {batch.images}, the host's part aside")
-    except FeedrateError as error:
-        left_out["decoding on the GPU"] = f"{error.message}. {error.hint or ''}".strip()
+    except ImportError:
+        left_out["GPU"] = _NO_TORCH
+    except (FeedrateError, RuntimeError) as error:
+        left_out["decoding on the GPU" if found else "GPU"] = _explain(error)
     return found
+
+
+def _explain(error: FeedrateError | RuntimeError) -> str:
+    """Return why a device was not measured: others hold its memory, or have it to themselves."""
+    if isinstance(error, FeedrateError):
+        return f"{error.message}. {error.hint or ''}".strip()
+    return f"torch says: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
 
 
 def _measure_transfers(device: torch.device, effort: Effort) -> dict[str, Figure]:
@@ -348,7 +358,7 @@ def _measure_models(effort: Effort, left_out: dict[str, str], say: Say) -> tuple
     try:
         device = choose_device(None).device
     except ImportError:
-        left_out["models"] = "torch is not installed: pip install 'feedrate[torch]'"
+        left_out["models"] = _NO_TORCH
         return {}, read_cpu_model()
     is_cuda = device.type == "cuda"
     batch_size = BATCH_SIZE if is_cuda else effort.cpu_batch
@@ -363,11 +373,17 @@ def _measure_models(effort: Effort, left_out: dict[str, str], say: Say) -> tuple
             note = f"batches of {rate.batch_size}, {rate.dtype}"
             return Figure(rate.images_per_s, rate.low, rate.high, note=note)
 
-        forward = measure(training=False)
-        needed_s = _STEPS * _BACKWARD * batch_size / forward.value
-        if not is_cuda and needed_s > effort.most_s:
-            left_out[f"{name}, training"] = f"it would take about {format_seconds(needed_s)} on this CPU"
-        found[name] = ModelRates(
-            forward, measure(training=True) if f"{name}, training" not in left_out else None
-        )
+        what, training = name, None
+        try:
+            forward = measure(training=False)
+            what, needed_s = f"{name}, training", _STEPS * _BACKWARD * batch_size / forward.value
+            if is_cuda or needed_s <= effort.most_s:
+                training = measure(training=True)
+            else:
+                left_out[what] = f"it would take about {format_seconds(needed_s)} on this CPU"
+        except (FeedrateError, RuntimeError) as error:
+            left_out[what] = _explain(error)
+            if what == name:
+                continue
+        found[name] = ModelRates(forward, training)
     return found, describe_device(device)

@@ -138,10 +138,12 @@ def own_folder(folder: Path, say: Say) -> Iterator[Path]:
     except OSError as error:
         raise explain_write_error(error, folder / _NAME) from error
     try:
-        descriptor = os.open(inside / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(inside / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(OSError):  # no locks here: then nobody removes what is left behind
                 lock_fd(descriptor, wait=False)
+                # Now that it is locked: who finds the name free may be sure that its run has ended.
+                os.rename(inside / "lock", inside / _LOCK)
             yield inside
         finally:
             with _no_interrupt():
@@ -155,7 +157,10 @@ def own_folder(folder: Path, say: Say) -> Iterator[Path]:
 def remove_leftovers(folder: Path, prefix: str, say: Say) -> None:
     """Remove folders of runs of this user on this node that were killed."""
     for path in sorted(folder.glob(f"{glob.escape(prefix)}*")):
-        if path.is_symlink() or path.lstat().st_uid != os.getuid():
+        try:
+            if path.is_symlink() or path.lstat().st_uid != os.getuid():
+                continue
+        except FileNotFoundError:  # another run has just ended
             continue
         with locked_if_free(path / _LOCK) as is_free:
             if is_free:

@@ -197,13 +197,15 @@ def say(text: str) -> None:
 def ended_like_an_interrupt() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that temporary folders go away.
 
-    These signals end Python on the spot: a scheduler and a closing terminal send them.
+    These signals end Python on the spot: a scheduler and a closing terminal send them. One that is ignored,
+    as nohup has it, stays so.
     """
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:

@@ -61,9 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     dataset = _take_dataset(arguments)
     model, rate = choose_model(arguments)
-    what_if = parse_what_if(arguments.what_if) if arguments.what_if else None
-    if what_if is not None:
-        what_if.check_gpu(model, rate)
+    what_if = parse_what_if(arguments.what_if)
+    what_if.check_gpu(model)
     plan = partial(
         make_plan, epochs=arguments.epochs, workers=arguments.workers, batch_size=arguments.batch_size
     )
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         node = describe_node(
             dataset, scratch=arguments.scratch, model=model, model_rate=rate, numbers=load_numbers(), say=say
         )
-        result = plan(survey, node) if what_if is None else plan(*what_if.apply(survey, node))
+        result = plan(*what_if.apply(survey, node))
     return emit(arguments, "plan", result, draw_plan, page=lambda: draw_plan_page(result))
 
 

@@ -31,7 +31,7 @@ from feedrate.cli.output import (
     say,
     show_result,
 )
-from feedrate.errors import UsageError
+from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from feedrate.report.watch import Row, Screen
@@ -45,7 +45,8 @@ _BLOCK_S = 30.0  # between two views in a file, of a command that is started
 _ONCE_S = 1.0
 _GLANCE_S = 0.2
 _GLANCE_ONCE_S = 0.05
-_SHARE = 0.015  # of one core, at most: a machine with thousands of processes is looked at less often
+# Of one core, at most, for readings, and for glances: thousands of processes are looked at less often.
+_SHARE = 0.009
 _OUTPUT_LINES = 5  # of a command's output, below the view
 
 
@@ -134,8 +135,7 @@ def watch_once(arguments: argparse.Namespace, sampler: JobSampler | UserSampler,
     gpus.refresh()
     seen = sampler.take()
     if seen is None:
-        say(f"process {arguments.pid} has ended before the second reading")
-        return 0
+        raise NotFound(f"process {getattr(sampler, 'pid', '')} has ended before the second reading")
     return emit(arguments, "watch", seen, draw_watched)
 
 
@@ -196,7 +196,7 @@ def follow(
             size = None
         elif now_s >= glance_s:  # and not whenever a command writes a line
             view.glance()
-            glance_s = now_s + _GLANCE_S
+            glance_s = now_s + max(_GLANCE_S, (time.process_time() - began_s) / _SHARE)
         if screen is not None and screen.measure() != size:
             size = screen.measure()
             if child is not None:
@@ -218,9 +218,9 @@ def watch_command(arguments: argparse.Namespace, stream: TextIO | None) -> int:
 
     gpus = Gpus()
     gpus.refresh()
-    child = Child(arguments.command, is_kept=stream is not None)
-    try:
-        with ended_like_an_interrupt(), contextlib.suppress(KeyboardInterrupt):
+    with ended_like_an_interrupt():
+        child = Child(arguments.command, is_kept=stream is not None)
+        try:
             view = View(JobSampler(child.pid, gpus), gpus, child)
             if stream is None:
                 tell = lambda: show_result(draw_watched, view.last, sys.stderr)  # noqa: E731
@@ -228,9 +228,12 @@ def watch_command(arguments: argparse.Namespace, stream: TextIO | None) -> int:
             else:
                 with Screen(stream) as screen:
                     follow(view, screen, arguments.interval or _INTERVAL_S)
-    except SystemExit:
-        child.end()
-    code = child.pass_on()
+        except (KeyboardInterrupt, OSError):  # nobody looks any more, or nobody can
+            pass
+        except SystemExit:
+            child.end()
+        finally:  # whatever became of the view, the command goes on
+            code = child.pass_on()
     if child.is_full:
         say("feedrate watch: the temporary folder was full, and some of the output above is missing")
     return code

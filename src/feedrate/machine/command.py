@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import shutil
@@ -36,6 +37,13 @@ def check_command(command: Sequence[str], ours: str) -> None:
     script = find_script(command)
     if script is not None and not os.path.exists(script):
         raise NotFound(f"no script at {script}", hint=suggest_path(script))
+
+
+def explain_failure(program: str, error: OSError) -> UsageError:
+    """Return why a program that is there was not started."""
+    is_script = error.errno in (errno.ENOEXEC, errno.ENOENT)
+    hint = "a script must begin with its interpreter: #!/usr/bin/env bash" if is_script else None
+    return UsageError(f"cannot run {program}: {error.strerror}", hint=hint)
 
 
 def _suggest_program(program: str, command: Sequence[str], ours: str) -> str | None:

@@ -83,7 +83,10 @@ def read_cpuset(pid: int = 0) -> frozenset[int]:
     """Return the cores that affinity (and with it every cpuset above) allows a process; 0: this one."""
     try:
         return frozenset(os.sched_getaffinity(pid))
-    except (AttributeError, ProcessLookupError):  # macOS has no affinity; the process has just ended
+    except (
+        AttributeError,
+        OSError,
+    ):  # macOS has no affinity; the process has just ended, or may not be asked
         return frozenset(range(os.cpu_count() or 1))
 
 

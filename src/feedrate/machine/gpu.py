@@ -61,6 +61,12 @@ class GpuReader:
     def read(self, *, with_pcie: bool = False) -> tuple[Gpu, ...]:
         return tuple(self._read_one(index, with_pcie) for index in range(len(self._handles)))
 
+    def read_minors(self) -> tuple[int, ...]:
+        """Return N of each GPU's /dev/nvidiaN: in a container that has some of them, not its index."""
+        ask = getattr(self._nvml, "nvmlDeviceGetMinorNumber", None)
+        found = (None if ask is None else _ask(ask, handle) for handle in self._handles)
+        return tuple(index if minor is None else int(minor) for index, minor in enumerate(found))
+
     def read_utilisation(self) -> tuple[float | None, ...]:
         """Return the share of the last fraction of a second in which each GPU was at work."""
         return tuple(self._utilisation(handle) for handle in self._handles)

@@ -43,6 +43,7 @@ class Tree:
         self._is_marked = is_marked
         self._ignored = ignored | {root}
         self._known: dict[int, int] = {}  # pid -> start
+        self._there: set[int] = set()  # of those, at the last look
         self._strangers: dict[int, int] = {}  # looked at once: not ours
         self._cpu_before: dict[tuple[int, int], float] = {}
         self._walked_s = 0.0
@@ -64,11 +65,12 @@ class Tree:
         else:
             members = self._ask_known()
         self._known.update({pid: stat.start for pid, stat in members.items()})
+        self._there = set(members)
         return members
 
     def _ask_known(self) -> dict[int, ProcessStat]:
         members: dict[int, ProcessStat] = {}
-        waiting = [self._root, *self._known]
+        waiting = [self._root, *self._there]
         while waiting:
             pid = waiting.pop()
             if pid in members:

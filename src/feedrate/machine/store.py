@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from feedrate.errors import StorageError
 from feedrate.figures import ASSUMED, Figure, combine
+from feedrate.in_time import map_in_time
 from feedrate.machine.disk import describe_storage, measure_scratch
 from feedrate.machine.memory import measure_open_residency
 from feedrate.machine.results import StoreSpeed
@@ -58,25 +58,12 @@ def call_patiently(path: str, function: Callable[[], Result], seconds: float = P
     Raises:
         StorageError: there was no answer for `seconds`.
     """
-    answers: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
-
-    def answer() -> None:
-        try:
-            answers.put((function(),))
-        except BaseException as error:
-            answers.put(error)
-
-    threading.Thread(target=answer, daemon=True).start()
-    try:
-        found = answers.get(timeout=seconds)
-    except Empty:
-        raise StorageError(
-            f"{path} did not answer for {seconds:.0f} s: the server or the disk behind it hangs",
-            hint="ask who runs the machine, or name a copy on another disk",
-        ) from None
-    if isinstance(found, BaseException):
-        raise found
-    return found[0]
+    for found in map_in_time(lambda call: call(), [function], threads=1, seconds=seconds, hang_s=0.0):
+        return found
+    raise StorageError(
+        f"{path} did not answer for {seconds:.0f} s: the server or the disk behind it hangs",
+        hint="ask who runs the machine, or name a copy on another disk",
+    )
 
 
 def measure_store(

@@ -111,7 +111,7 @@ def load_fields(kind: Any, value: Any) -> Any:
         return {str(name): load_fields(inner[1], one) for name, one in _check(value, Mapping).items()}
     if get_origin(kind) in (Union, types.UnionType):
         return None if value is None else load_fields(inner[0], value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int and abs(value) < 1 << 1000:  # more is no float
         value = float(value)
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise ValueError(f"{value!r} is no {kind.__name__}")

@@ -61,6 +61,7 @@ class Load:
         reads: reads of the store for one sample of a shard: fewer than one where several share a page.
         cpu_s: CPU time to make a sample; `core_gain`: what all cores make, in units of one.
         readers: samples that are made at a time: worker processes or threads; each reads, then decodes.
+            0: the training processes make them between their steps; `ranks`: how many of these there are.
         device_s: the device's time for a sample; `device_cpu_s`: CPU time of the loop in it.
     """
 
@@ -74,6 +75,7 @@ class Load:
     device_cpu_s: float = 0.0
     wait_s: float | None = None
     reads: float = 1.0
+    ranks: int = 1
 
     def with_(self, **changes: float | bool) -> Load:
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -98,20 +100,21 @@ def cold_s(load: Load, store: Store) -> float:
 
 
 def _pipeline(load: Load, blocked_s: float) -> Pipeline:
+    makers = 1 if load.readers else load.ranks
     return Pipeline(
         device_s=load.device_s,
         device_cpu_s=load.device_cpu_s,
-        fetch_cpu_s=load.cpu_s,
-        fetch_blocked_s=blocked_s,
+        fetch_cpu_s=load.cpu_s / makers,
+        fetch_blocked_s=blocked_s / makers,
         handover_s=0.0,
-        workers=max(load.readers, 1.0),
+        workers=max(load.readers, 1.0) if load.readers else 0.0,
         cores=load.core_gain,
     )
 
 
 def find_workers(load: Load, store: Store, most: int, *, each: float) -> int:
     """Return the smallest number of workers, of `each` ranks, that is about as good as any up to `most`."""
-    return best_workers(_pipeline(load, cold_s(load, store)), most, each)
+    return best_workers(_pipeline(load.with_(readers=1.0), cold_s(load, store)), most, each)
 
 
 def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch:

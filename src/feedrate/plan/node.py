@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from feedrate.errors import StorageError
-from feedrate.figures import GIVEN, STORED, Figure
+from feedrate.figures import GIVEN, Figure
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.gpu import describe_gpus
@@ -18,11 +18,11 @@ from feedrate.machine.memory import MemoryGauge, read_memory_limit
 from feedrate.machine.results import Gpu, MachineNumbers, StoreSpeed
 from feedrate.machine.store import measure_store, measure_writes
 from feedrate.model.gpus import find_model_rate
-from feedrate.model.numbers import age_days, find_store
+from feedrate.model.numbers import OLD_DAYS, age_days, find_store
 from feedrate.plan.results import Node
 from feedrate.units import format_bytes, format_count
 
-OLD_DAYS = 30
+_MACHINE = "the machine's memory"
 _TRIAL_FILES = ((6, 8 << 20), (120, 16 << 10))  # how many, of how many bytes, to read back from scratch
 
 
@@ -49,6 +49,14 @@ def describe_node(
     gpus = _list_gpus()
     memory, whose = measure_memory()
     folder = os.fspath(find_scratch() or "") if scratch is None else scratch
+    speed, notes = None, [] if numbers is None else [*note_age(numbers)]
+    try:
+        speed = _find_scratch_speed(folder, numbers, say) if folder else None
+    except StorageError as error:
+        if scratch is not None:
+            raise
+        notes.append(f"{folder} is not used as scratch: {error.message}; name another: --scratch DIR")
+        folder = ""
     home, home_free = _find_pack_folder(dataset)
     stored = numbers if gpus else None
     return Node(
@@ -61,30 +69,30 @@ def describe_node(
         gpu_memory_bytes=_exactly(gpus[0].memory_bytes) if gpus else None,
         model=model,
         model_rate=_find_rate(model, model_rate, gpus, numbers),
-        to_device_bytes_per_s=_as_stored(stored.to_device_bytes_per_s, stored) if stored else None,
-        gpu_decode_images_per_s=_as_stored(stored.gpu_decode_images_per_s, stored) if stored else None,
-        scratch=_find_scratch_speed(folder, numbers, say) if folder else None,
+        to_device_bytes_per_s=stored.to_device_bytes_per_s if stored else None,
+        gpu_decode_images_per_s=stored.gpu_decode_images_per_s if stored else None,
+        scratch=speed,
         scratch_path=folder,
         scratch_free_bytes=_exactly(measure_room(folder).free_bytes) if folder else None,
-        machine_memory_bytes=_exactly(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        machine_memory_bytes=None if whose == _MACHINE else _exactly(_read_machine_memory()),
         pack_folder=home,
         pack_free_bytes=home_free,
-        notes=() if numbers is None else note_age(numbers),
+        notes=tuple(notes),
     )
+
+
+def _read_machine_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _exactly(value: float | None) -> Figure | None:
     return None if value is None else Figure.exactly(float(value))
 
 
-def _as_stored(figure: Figure | None, numbers: MachineNumbers) -> Figure | None:
-    return None if figure is None else replace(figure, origin=STORED, note=numbers.date)
-
-
 def measure_memory() -> tuple[Figure, str]:
     """Return what this job may still take, and whose limit that is."""
     room = MemoryGauge().measure()
-    whose = "the machine's memory"
+    whose = _MACHINE
     if room.limit_bytes == read_memory_limit():
         is_slurm = "SLURM_JOB_ID" in os.environ
         whose = "this Slurm job's --mem" if is_slurm else "the limit of this control group"
@@ -106,9 +114,11 @@ def _find_rate(
     """Return images per second of one GPU, or of the CPU where there is none; None: nobody knows."""
     if given is not None:
         return Figure.exactly(given, GIVEN, "--model-rate")
-    rates = numbers.models.get(model) if numbers is not None else None
-    if numbers is not None and rates is not None and rates.training is not None:
-        return _as_stored(rates.training, numbers)
+    # What a GPU was seen to train says nothing of a job that sees none, nor the other way round.
+    if numbers is not None and bool(gpus) != (numbers.device == numbers.machine.cpu_model):
+        rates = numbers.models.get(model)
+        if rates is not None and rates.training is not None:
+            return rates.training
     return find_model_rate(gpus[0].name, model) if gpus and model else None
 
 

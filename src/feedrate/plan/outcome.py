@@ -39,7 +39,9 @@ _CROP_BYTES = 224 * 224 * 3
 def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     """Return all that ways depend on, by the names that `Case.evaluate` knows."""
     plain = Figure.within(_PLAIN_S, 2, ASSUMED, "20 µs for a sample that nothing decodes")
-    decoding = survey.feedrate_s or plain
+    # What could not be tried is not taken to be quick.
+    pillow = survey.pillow_s or (survey.feedrate_s and survey.feedrate_s.assumed("as feedrate decodes"))
+    decoding = survey.feedrate_s or (survey.pillow_s and survey.pillow_s.assumed("as Pillow decodes"))
     found = {
         "samples": survey.samples,
         "files": survey.files,
@@ -47,11 +49,11 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
         "decoded_bytes": survey.decoded_bytes,
         "pack_s": survey.pack_s,
         "list_s": survey.list_s,
-        "pillow_s": survey.pillow_s or plain,
-        "feedrate_s": decoding,
+        "pillow_s": pillow or plain,
+        "feedrate_s": decoding or plain,
         # As photographs in benchmarks/results/tiers.json, where this dataset was not tried.
-        "whole_s": survey.whole_s or _guess(decoding, 3.8),
-        "cached_s": survey.cached_s or _guess(decoding, 0.5),
+        "whole_s": survey.whole_s or _guess(decoding or plain, 3.8),
+        "cached_s": survey.cached_s or _guess(decoding or plain, 0.5),
         "memory_bytes": node.memory_bytes,
         "cores": node.cores,
     }
@@ -151,8 +153,8 @@ class Case:
         held = (room - in_memory) / max(size_bytes * (1 - kept), 1.0) if store.keeps_pages else 0.0
         held = min(max(held, 0.0), 1.0)
 
-        # What was just written is in memory, as far as there is room for it.
-        is_fresh = recipe.is_local or (recipe.packed and not self.is_pack)
+        # What was just written is in memory, as far as there is room for it; a pack in that of one node.
+        is_fresh = recipe.is_local or (recipe.packed and not self.is_pack and self.node.nodes == 1)
         name = "scratch" if recipe.is_local else "source"
         starting = LOADER_START_S if is_packed else WORKERS_START_S
         filling = load.with_(cpu_s=v["whole_s"] * shrink) if recipe.cache else load
@@ -199,14 +201,14 @@ class Case:
     def _count_readers(self, samples: float, workers: int) -> float:
         """Return the workers of all ranks, less what whole batches in turn leave the last ones idle."""
         readers = float(workers * self.ranks)
-        return readers / find_unevenness(samples, self.batch_size, readers)
+        return readers / (find_unevenness(samples, self.batch_size, readers) if readers else 1.0)
 
     def _load(self, recipe: Recipe, v: Mapping[str, float], sample_bytes: float, shrink: float) -> Load:
         is_packed = recipe.packed or self.is_pack
         device_s = 1 / (v["model_rate"] * self.ranks) if "model_rate" in v else 0.0
         if recipe.gpu_decode and "gpu_decode_images_per_s" in v:
             device_s += 1 / (v["gpu_decode_images_per_s"] * self.ranks)
-        if "to_device_bytes_per_s" in v and self.survey.feedrate_s is not None:
+        if "to_device_bytes_per_s" in v and self.survey.has_images:
             device_s = max(device_s, _CROP_BYTES / (v["to_device_bytes_per_s"] * self.ranks))
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
@@ -224,6 +226,7 @@ class Case:
             wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
             reads=min(shared, 1.0) if self.survey.source.keeps_pages is not False else 1.0,
             device_s=device_s,
+            ranks=self.ranks,
             # Where there is no GPU, the model takes the cores.
             device_cpu_s=device_s * v["cores"] if self.node.gpus == 0 else 0.0,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass
 
 from feedrate.model.ways import Epoch
@@ -118,7 +119,9 @@ class Outcome:
 
 def is_made_for(recipe: Recipe, survey: Survey, node: Node) -> bool:
     """Return whether a way is one for this dataset and node at all; one that does not fit is still shown."""
-    is_image, is_pack = survey.feedrate_s is not None, survey.kind == "pack"
+    is_image, is_pack = survey.has_images, survey.kind == "pack"
+    if recipe.on_scratch and node.nodes > 1:  # a pack is made by one node, and the others do not see its disk
+        return False
     if recipe.gpu_decode or recipe.cache == "gpu":
         return is_image and node.gpus > 0
     if recipe.resized:
@@ -152,7 +155,12 @@ def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node,
         if wanted <= node.memory_bytes.value:
             return "the page cache holds all of it as it is"
         if wanted > most.value:
-            return f"needs {format_bytes(wanted)}, the node has {format_bytes(most.value)}"
+            has = f"{format_bytes(most.value)} are free"
+            if node.machine_memory_bytes is not None:
+                has = f"the node has {format_bytes(most.value)}"
+            return f"needs {format_bytes(wanted)}, {has}"
+    if recipe.cache == "gpu" and node.gpu_memory_bytes is None:
+        return "how much memory this GPU has is not known"
     if recipe.cache and outcome.kept < _LEAST_KEPT:
         return f"only {outcome.kept:.1%} of the decoded images would fit"
     if recipe.gpu_decode and survey.formats.get("jpeg", 0.0) < 0.5:
@@ -176,8 +184,8 @@ def list_commands(
         return (f"sbatch --mem={math.ceil(outcome.memory_bytes / MARGIN / 1e9)}G ...",)
     lines, pack = [], survey.dataset
     if recipe.packed and survey.kind != "pack":
-        pack = (os.path.basename(survey.dataset.rstrip("/")).split(".")[0] or "data") + ".pack"
-        pack = os.path.join(node.scratch_path if recipe.on_scratch else node.pack_folder, pack)
+        folder = node.scratch_path if recipe.on_scratch else node.pack_folder
+        pack = os.path.join(folder, _name_pack(survey.dataset))
         options = f" --resize {RESIZE}" if recipe.resized else ""
         options += " --entries gpu" if recipe.gpu_decode else ""
         lines.append(f"feedrate pack {shell_quote(survey.dataset)} {shell_quote(pack)}{options}")
@@ -189,13 +197,20 @@ def list_commands(
         dataset = 'YourDataset(os.environ["DATA"], ...)'
         return (*lines, f"DataLoader({dataset}, ..., num_workers={outcome.workers})")
     arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), f"batch_size={batch_size}"]
-    if survey.feedrate_s is not None:
+    if survey.has_images:
         arguments += ["image=feedrate.RandomResizedCrop(224)", "flip=True"]
     arguments += ['device="cuda"'] if node.gpus else []
     arguments += ['decode="gpu"'] if recipe.gpu_decode else []
     arguments += [f"scratch={node.scratch_path!r}"] if recipe.live else []
     arguments += [f"cache=feedrate.Cache({_name_cache(recipe.cache, node)})"] if recipe.cache else []
     return (*lines, f"loader = feedrate.Loader({', '.join(arguments)})")
+
+
+def _name_pack(dataset: str) -> str:
+    """Return a name after a folder or file; after a pattern's folder, where it begins with a wildcard."""
+    folder, name = os.path.split(dataset.rstrip("/"))
+    words = (re.split(r"[.*?{\[]", part)[0].rstrip("-_") for part in (name, os.path.basename(folder)))
+    return next(filter(None, words), "data") + ".pack"
 
 
 def _name_cache(cache: str, node: Node) -> str:

@@ -22,7 +22,7 @@ class Survey:
         factor: decoded by encoded size: K of the guides.
         pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of 224 pixels:
             Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
-            entry points. None: no images.
+            entry points. None: no images, or it could not be tried, which a note says.
         pillow_wait_s: what Pillow waits for the file system in opening and decoding a file that is not in
             memory, beside that CPU time; None: not measured, since all of it is in memory, or no files.
         whole_s, cached_s: CPU time of our kernel to decode a whole image, and to cut a crop out of one that
@@ -66,6 +66,10 @@ class Survey:
     cached_s: Figure | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def has_images(self) -> bool:
+        return self.pillow_s is not None or self.feedrate_s is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -79,7 +83,7 @@ class Node:
         to_device_bytes_per_s, gpu_decode_images_per_s: per GPU; None: no GPU, or unknown.
         scratch: None: there is none, or none was named; `scratch_free_bytes` is this user's.
         nodes: of this kind that the job takes.
-        machine_memory_bytes: what a larger --mem could ask for.
+        machine_memory_bytes: what a larger --mem could ask for; None: no limit but the machine's own.
         pack_folder: where a pack would be made, and what is free there.
     """
 
@@ -111,7 +115,7 @@ class Way:
     Attributes:
         name: as it is shown; `code`: as programs and options name it.
         before_s: until training can start; `timeline`: its parts, and the epochs, as (label, seconds).
-        limit: what the later epochs wait for: `device`, `cores`, `source`, `scratch`, `workers`, `copy`.
+        limit: what the later epochs wait for: `device`, `cores`, `source`, `scratch`, `workers`.
         pays_after: epochs after which it has caught up with reading in place; None: never.
         gpu_hours_saved: over all epochs and GPUs, against reading in place.
         why_not: why it cannot be done here, or not in this job; empty: it fits.

@@ -245,9 +245,7 @@ def _find_mean(sizes: Sequence[float], total: float, is_all: bool) -> Figure:
     note = f"from {format_count(len(sizes), 'sample')}"
     if is_all:
         return Figure.exactly(statistics.fmean(sizes), note=note)
-    figure = Figure.of_mean(sizes, note, least=0.0)
-    half = (figure.high - figure.value) * find_missing(len(sizes), total)
-    return replace(figure, low=figure.value - half, high=figure.value + half)
+    return Figure.of_mean(sizes, note, least=0.0).narrowed(find_missing(len(sizes), total))
 
 
 def _find_factor(decoded: Sequence[float], encoded: Sequence[float], samples: float) -> Figure:

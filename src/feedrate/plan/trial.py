@@ -82,10 +82,8 @@ def measure_costs(samples: Sequence[tuple[str, bytes]], *, has_images: bool, tot
         whole_s, cached_s = (None, None) if feedrate_s is None else _measure_caching(paths)
     if feedrate_s is not None and pillow_s is not None:
         # The images that a Loader decoded are the same, so its mean is as sure.
-        error = max(pillow_s.high / pillow_s.value - 1, _LEAST_ERROR)
-        feedrate_s = replace(
-            feedrate_s, low=feedrate_s.value * (1 - error), high=feedrate_s.value * (1 + error)
-        )
+        by = feedrate_s.value / pillow_s.value
+        feedrate_s = replace(feedrate_s, low=pillow_s.low * by, high=pillow_s.high * by)
     return Costs(
         pillow_s, feedrate_s, min(gain, cores), min(feedrate_gain, cores), pack_s, whole_s, cached_s,
         tuple(note for note in (notes, why) if note),
@@ -248,9 +246,9 @@ def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | Non
     ]
     slower = math.fsum(b for _, b in both) / math.fsum(a for a, _ in both) if both else 1.0
     figure = Figure.of_mean(list(means.values()), f"{len(means):,} images", least=0.0)
-    half = (figure.high - figure.value) * find_missing(len(means), total)
-    half = max(half, _LEAST_ERROR * figure.value)
-    figure = replace(figure, low=figure.value - half, high=figure.value + half)
+    figure = figure.narrowed(find_missing(len(means), total))
+    least, most = (figure.value * (1 + error) for error in (-_LEAST_ERROR, _LEAST_ERROR))
+    figure = replace(figure, low=min(figure.low, least), high=max(figure.high, most))
     return figure, cores / max(slower, 1.0), ""
 
 

@@ -20,12 +20,13 @@ from feedrate.plan.recipes import (
     list_commands,
 )
 from feedrate.plan.results import Node, Plan, Survey, Way
-from feedrate.units import format_count
+from feedrate.units import format_count, format_seconds
 
 # What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
 MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
 _WORTH = 0.93  # of the time in place: what saves less is not worth typing
 _NEARLY = 1.05  # of the shortest run: a simpler way may take so much longer
+_LEAST_SAVED_S = 60.0  # of a whole run: a script is not edited in less
 
 _LIMITS = {
     "device": "the device is", "cores": "the cores are", "workers": "the workers are",
@@ -77,11 +78,10 @@ def _describe(
 ) -> Way:
     before, first, later, total, disk, memory, saved = row
     pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now)
-    name = recipe.name.removeprefix("pack, ") if case.is_pack else recipe.name
     rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
     return Way(
         code=recipe.code,
-        name=name + (f" ({outcome.workers})" if recipe.code == "workers" else ""),
+        name=_name(recipe, outcome, is_pack=case.is_pack),
         before_s=before,
         first_epoch_s=first,
         later_epoch_s=later,
@@ -98,15 +98,27 @@ def _describe(
     )
 
 
+def _name(recipe: Recipe, outcome: Outcome, *, is_pack: bool) -> str:
+    if recipe.code == "workers":
+        return f"{recipe.name} ({outcome.workers})"
+    return recipe.name.removeprefix("pack, ") if is_pack else recipe.name
+
+
 def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
     """Return the code of the way to go, and why; no code: nothing is worth doing."""
     now = ways[0]
     possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
     best = min((way.total_s.value for way in possible), default=math.inf)
-    if best > now.total_s.value * _WORTH:
+    taken_s = now.total_s.value
+    if taken_s < _LEAST_SAVED_S:
+        return "", f"as it is, the whole run takes {format_seconds(taken_s)}"
+    if best > taken_s * _WORTH:
         return "", f"{_LIMITS[now.limit]} what training waits for, and no other way would be 7% faster"
+    if taken_s - best < _LEAST_SAVED_S:
+        saved, of = format_seconds(taken_s - best), format_seconds(taken_s)
+        return "", f"no way that fits saves more than {saved} of the {of} that the whole run takes"
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
-    gain = now.total_s.value / chosen.total_s.value
+    gain = taken_s / chosen.total_s.value
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
     return chosen.code, (
@@ -125,7 +137,8 @@ def _note_resize(ways: Sequence[Way], recommended: str) -> list[str]:
     best = min(smaller, key=lambda way: way.total_s.value, default=chosen)
     gain = chosen.total_s.value / best.total_s.value
     text = f"{best.name} would be {gain:.1f} times faster still, but changes the images: feedrate fidelity"
-    return [text] if gain > 1.25 else []
+    is_worth = chosen.total_s.value - best.total_s.value >= _LEAST_SAVED_S
+    return [text] if gain > 1.25 and is_worth else []
 
 
 def _note_no_rate(node: Node) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from feedrate.errors import UsageError
 from feedrate.figures import ASSUMED, GIVEN, Figure
+from feedrate.machine.gpu import describe_gpus
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.gpus import GPUS, find_gpu, find_model_rate
 from feedrate.plan.results import Node, Survey
@@ -143,6 +144,30 @@ class WhatIf:
         """
         return self._change_survey(survey), self._change_node(node)
 
+    def check_gpu(self, model: str) -> None:
+        """Refuse a GPU of which no rate of a model is known, before anything is looked at.
+
+        Raises:
+            UsageError: it is none of this node's, whose rates may be stored, and nothing was published of it.
+        """
+        if not (self.gpu or self.gpus) or self.model_rate is not None or not model:
+            return
+        facts = find_gpu(self.gpu)
+        is_any = not self.gpu
+        if not any(is_any or (facts and facts is find_gpu(gpu.name)) for gpu in describe_gpus()):
+            self._find_published(model)
+
+    def _find_published(self, model: str) -> Figure:
+        rate = find_model_rate(self.gpu, model)
+        if rate is None:
+            known = ", ".join(gpu.name for gpu in GPUS if gpu.published)
+            raise UsageError(
+                f"no rate of {model} is known for "
+                + (f"the GPU '{self.gpu}'" if self.gpu else "GPUs without a name"),
+                hint=f"give it as model-rate=IMAGES_PER_S, or take one of {known}",
+            )
+        return rate
+
     def _change_survey(self, survey: Survey) -> Survey:
         source, notes = self._change_source(survey.source), list(survey.notes)
         if self.size_bytes is not None:
@@ -228,28 +253,7 @@ class WhatIf:
             return node.model_rate
         if is_same or not node.model:
             return node.model_rate if is_same else None
-        rate = find_model_rate(self.gpu, node.model)
-        if rate is None:
-            raise self._explain_unknown_gpu(node.model)
-        return rate
-
-    def check_gpu(self, model: str, model_rate: float | None) -> None:
-        """Say before the work what `apply` would say after it.
-
-        Raises:
-            UsageError: nothing is known of the GPU that is named.
-        """
-        is_needed = model_rate is None and self.model_rate is None and self.gpus != 0
-        if is_needed and model and self.gpu and find_gpu(self.gpu) is None:
-            raise self._explain_unknown_gpu(model)
-
-    def _explain_unknown_gpu(self, model: str) -> UsageError:
-        known = ", ".join(gpu.name for gpu in GPUS if gpu.published)
-        return UsageError(
-            f"no rate of {model} is known for "
-            + (f"the GPU '{self.gpu}'" if self.gpu else "GPUs without a name"),
-            hint=f"give it as model-rate=IMAGES_PER_S, or take one of {known}",
-        )
+        return self._find_published(node.model)
 
     def _change_scratch(self, node: Node) -> Node:
         if self.scratch_bytes == 0:
@@ -290,6 +294,8 @@ def _resize(survey: Survey, size_bytes: int) -> Survey:
         **scaled,
         total_bytes=Figure.exactly(size_bytes, GIVEN, "size"),
         list_s=survey.list_s.scaled(factor).assumed("by size"),
+        # What is in memory is of the dataset that is here.
+        resident=None if survey.resident is None else survey.resident / max(factor, 1.0),
     )
 
 

@@ -6,6 +6,7 @@ ASCII alone, readable without colour: over ssh, in any locale.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import termios
@@ -324,21 +325,29 @@ class Screen:
         self._mode: list[object] | None = None
 
     def __enter__(self) -> Screen:
-        if self._keys is not None:
-            self._mode = termios.tcgetattr(self._keys)
-            tty.setcbreak(self._keys)
-            mode = termios.tcgetattr(self._keys)
-            mode[6][termios.VSUSP] = b"\0"  # Ctrl-Z would leave the second screen to the shell
-            termios.tcsetattr(self._keys, termios.TCSANOW, mode)
-        self._write(_OPEN)
+        try:
+            if self._keys is not None:
+                self._mode = termios.tcgetattr(self._keys)
+                tty.setcbreak(self._keys)
+                mode = termios.tcgetattr(self._keys)
+                for key in (termios.VSUSP, termios.VQUIT):  # would leave the second screen to the shell
+                    mode[6][key] = b"\0"
+                termios.tcsetattr(self._keys, termios.TCSANOW, mode)
+            self._write(_OPEN)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._write(_RESET + _CLOSE)
-        if self._keys is not None and self._mode is not None:
-            termios.tcsetattr(self._keys, termios.TCSADRAIN, self._mode)  # type: ignore[arg-type]
+        with contextlib.suppress(OSError, termios.error):  # the terminal is gone
+            try:
+                self._write(_RESET + _CLOSE)
+            finally:
+                if self._keys is not None and self._mode is not None:
+                    termios.tcsetattr(self._keys, termios.TCSADRAIN, self._mode)  # type: ignore[arg-type]
 
     @property
     def keys(self) -> int | None:

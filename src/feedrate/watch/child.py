@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -21,9 +22,12 @@ import termios
 from collections import deque
 from collections.abc import Sequence
 
+from feedrate.machine.command import explain_failure
+
 _SPOOL_BYTES = 1 << 20  # in memory; more goes to a file without a name
 _LAST_LINES = 50
 _POLL_S = 0.1
+_COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Child:
@@ -31,7 +35,6 @@ class Child:
 
     def __init__(self, command: Sequence[str], *, is_kept: bool) -> None:
         self._terminal: int | None = None
-        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)  # noqa: SIM115 (closed by pass_on)
         self._last: deque[bytes] = deque(maxlen=_LAST_LINES)
         self._unfinished = b""
         self.is_full = False
@@ -50,9 +53,13 @@ class Child:
                 stdout=inner if inner is not None and os.isatty(1) else None,
                 stderr=inner if inner is not None and os.isatty(2) else None,
             )
+        except OSError as error:
+            raise explain_failure(command[0], error) from error
         finally:
             if inner is not None:
                 os.close(inner)
+        # Unbuffered: of a full folder one learns at once, and not when all is over.
+        self._spool = tempfile.SpooledTemporaryFile(_SPOOL_BYTES, buffering=0)  # noqa: SIM115 (see pass_on)
 
     @property
     def pid(self) -> int:
@@ -92,39 +99,42 @@ class Child:
 
     def keep(self) -> None:
         """Take what the command has written."""
+        new = self._read()
         try:
-            self._spool.write(self._read())
+            self.is_full |= self._spool.write(new) < len(new)
         except OSError:  # the temporary folder is full
             self.is_full = True
 
     def list_last(self, count: int) -> list[str]:
         """Return the last lines of the output, as a terminal would show them."""
         lines = [*self._last, self._unfinished] if self._unfinished else list(self._last)
-        return (
-            [line.rstrip(b"\r").split(b"\r")[-1].decode(errors="replace") for line in lines[-count:]]
-            if count
-            else []
-        )
+        plain = [_COLOURS.sub(b"", line).rstrip(b"\r").split(b"\r")[-1] for line in lines]
+        return [line.decode(errors="replace") for line in plain[-count:]] if count else []
 
     def pass_on(self) -> int:
-        """Write what was kept, then pass on what comes until the command ends; return its exit code."""
+        """Write what was kept, then pass on what comes until the command ends; return its exit code.
+
+        No signal ends this: the command has got Ctrl-C, too, and is sent SIGTERM; it decides.
+        """
         out = _find_terminal()
-        self._spool.seek(0)
-        while part := self._spool.read(1 << 16):
-            _write(out, part)
-        self._spool.close()
-        while True:
-            try:
-                if self._terminal is None:
-                    return self._wait()
-                select.select([self._terminal], [], [], _POLL_S)
-                new = self._read()
-                if new:
-                    _write(out, new)
-                elif self.has_ended():  # somebody whom it started may keep the terminal open
-                    return self._wait()
-            except KeyboardInterrupt:  # the command has got it, too, and decides
-                continue
+        with self._spool:
+            self._spool.seek(0)
+            while True:
+                try:
+                    while part := self._spool.read(1 << 16):
+                        _write(out, part)
+                    if self._terminal is None:
+                        return self._wait()
+                    select.select([self._terminal], [], [], _POLL_S)
+                    new = self._read()
+                    if new:
+                        _write(out, new)
+                    elif self.has_ended():  # somebody whom it started may keep the terminal open
+                        return self._wait()
+                except KeyboardInterrupt:
+                    continue
+                except SystemExit:
+                    self.end()
 
     def end(self) -> None:
         """Pass SIGTERM on."""
@@ -132,12 +142,8 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     def _wait(self) -> int:
-        while True:
-            try:
-                code = self._process.wait()
-            except KeyboardInterrupt:
-                continue
-            return code if code >= 0 else 128 - code
+        code = self._process.wait()
+        return code if code >= 0 else 128 - code
 
 
 def _find_terminal() -> int:
@@ -145,9 +151,9 @@ def _find_terminal() -> int:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    sys.stdout.flush()
-    while data:
-        try:
+    try:
+        sys.stdout.flush()
+        while data:
             data = data[os.write(descriptor, data) :]
-        except OSError:  # the terminal is gone
-            return
+    except OSError:  # the terminal is gone
+        return

@@ -67,7 +67,8 @@ class Gpus:
         used = {one.gpu for one in self.processes if one.pid in members}
         if not used and self._gpus:
             matches = (_GPU_FILE.fullmatch(path) for path in open_files)
-            used = {int(match.group(1)) for match in matches if match is not None}
+            minors = {int(match.group(1)) for match in matches if match is not None}
+            used = {index for index, minor in enumerate(self._reader.read_minors()) if minor in minors}
         return tuple(self._describe(gpu, members) for gpu in self._gpus if gpu.index in used)
 
     def list_free(self) -> tuple[int, ...]:

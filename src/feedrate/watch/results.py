@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TRAINER, WORKER, HELPER = "trainer", "worker", "helper"
+MAIN_THREAD = "main thread"
 COMPUTING, QUEUED, STORAGE, IDLE = "computing", "queued for a core", "waiting for storage", "idle"
 
 

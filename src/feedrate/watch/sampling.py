@@ -31,6 +31,7 @@ from feedrate.machine.rates import CpuMeter, MemoryMeter, TrafficMeter, name_use
 from feedrate.watch.devices import Gpus, find_data_mounts, list_open, list_stores
 from feedrate.watch.results import (
     HELPER,
+    MAIN_THREAD,
     TRAINER,
     WORKER,
     CoreUse,
@@ -44,7 +45,14 @@ from feedrate.watch.results import (
     WatchedProcess,
     WatchedUser,
 )
-from feedrate.watch.targets import WORKER_NAME, JobFinder, Member, assign_roles, find_frameworks
+from feedrate.watch.targets import (
+    WORKER_NAME,
+    JobFinder,
+    Member,
+    assign_roles,
+    find_frameworks,
+    promote_ranks,
+)
 from feedrate.watch.verdict import judge, settle
 
 # Kernel functions in which a process that sleeps waits for data: FUSE and some network file systems let a
@@ -142,7 +150,9 @@ class JobSampler:
         loaders = [pid for pid, role in self._roles.items() if role != HELPER]
         open_files = {path for pid in loaders for path in list_open(pid)}
         on_gpus = self._gpus.of(set(members), open_files)
-        processes = self._measure(members, passed_s, {h.pid for gpu in on_gpus for h in gpu.job})
+        on_gpu = {holder.pid for gpu in on_gpus for holder in gpu.job}
+        promote_ranks(self._roles, members, on_gpu)
+        processes = self._measure(members, passed_s, on_gpu)
         trainers = [one.pid for one in processes if one.role == TRAINER]
         self._look_for_frameworks(trainers)
         has_workers = any(one.role == WORKER for one in processes)
@@ -259,7 +269,7 @@ class JobSampler:
                 old = self._threads_before.get(tid, now)
                 used, waited = max(0.0, now.cpu_s - old.cpu_s), max(0.0, now.queued_s - old.queued_s)
                 one = (used / passed_s, waited / passed_s, stat.state == "D")
-                name = "main thread" if tid == pid else stat.name.rstrip("0123456789-_#")
+                name = MAIN_THREAD if tid == pid else stat.name.rstrip("0123456789-_#")
                 groups.setdefault(name, []).append(one)
         self._threads_before = after
         made = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from feedrate.errors import NotFound, UsageError
@@ -116,6 +116,17 @@ def _find_role(member: Member, parent: Member | None) -> str:
         return WORKER if started.group(1) == "spawn" or is_fork else HELPER
     is_python = bool(member.command) and _PYTHON.fullmatch(os.path.basename(member.command[0]))
     return WORKER if is_fork and is_python else TRAINER
+
+
+def promote_ranks(roles: dict[int, str], members: Mapping[int, ProcessStat], on_gpu: Collection[int]) -> None:
+    """Call those trainers that Python started as it starts workers, and that have workers, or a GPU.
+
+    `torch.multiprocessing.spawn` starts ranks so.
+    """
+    above = {stat.parent for pid, stat in members.items() if roles[pid] == WORKER}
+    for pid, stat in members.items():
+        if roles[pid] == WORKER and not stat.name.startswith(WORKER_NAME) and (pid in above or pid in on_gpu):
+            roles[pid] = TRAINER
 
 
 def find_frameworks(pid: int, command: Iterable[str]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from feedrate.units import format_bytes, format_count, format_percent
-from feedrate.watch.results import MemoryUse, Shares, Verdict, WatchedJob, WatchedProcess
+from feedrate.watch.results import MAIN_THREAD, MemoryUse, Shares, Verdict, WatchedJob, WatchedProcess
 
 _GPU_BUSY = 0.85
 _LOW_POWER = 0.4  # of the limit: a GPU that is "busy" with little work
@@ -24,6 +24,7 @@ _QUEUED = 0.25
 _SHARED_GPU = 0.15  # of its time, for others
 _SHARED_CORES = 0.25  # of the cores that the job may use, for others
 _THROTTLED = 0.1
+_LEAST_CORES = 0.1
 _SWAPPED = 1e6  # bytes a second, as the doctor has it
 _FULL = 0.85  # of the memory limit, page cache not counted
 _FAULTS = 50  # a second, that wait for a disk
@@ -82,7 +83,8 @@ def _word_more_memory(memory: MemoryUse) -> str:
 
 def _find_quota(job: WatchedJob) -> Verdict | None:
     throttled, cores = job.cores.throttled_share or 0.0, job.cores
-    if throttled < _THROTTLED or cores.quota is None:
+    # The quota may be one of many jobs together: one that hardly runs is not held up by it.
+    if throttled < _THROTTLED or cores.quota is None or cores.job < _LEAST_CORES:
         return None
     reason = f"the CPU quota of {cores.quota:g} cores stopped the job {format_percent(throttled)} of the time"
     remedy = "ask for more cores (Slurm: --cpus-per-task, Docker: --cpus)"
@@ -182,8 +184,10 @@ def _judge_workers(job: WatchedJob) -> Verdict:
         return _verdict(
             job, ("main-thread-bound", "sync-bound"), "The training loop's own Python holds it up", reason, ""
         )
-    if gpu is not None:
-        return _cannot_tell(job, f"{waits}, and computes {_percent(trainer.computing)} of it")
+    if job.gpus:
+        return _cannot_tell(
+            job, f"{waits}, and computes {_percent(trainer.computing)} of it{_word_mute(job)}"
+        )
     if job.free_gpus and job.frameworks:
         return _unused_gpu(job)
     reason = f"the training waits {_percent(trainer.idle)} of the time"
@@ -207,13 +211,18 @@ def _busy_workers(job: WatchedJob, reason: str) -> Verdict:
 
 def _judge_alone(job: WatchedJob) -> Verdict:
     """Judge a job without worker processes: threads load the data, or the training process itself does."""
-    gpu, cores, trainer = measure_gpu(job), job.cores, _mean(job.trainers)
+    gpu, cores = measure_gpu(job), job.cores
+    # Threads that load beside it are not the training loop.
+    main = next((group.cores for group in job.threads if group.name == MAIN_THREAD), None)
+    computing = _mean(job.trainers).computing if main is None else main
     blocked = sum(group.waiting_for_storage for group in job.threads)
     used = f"it uses {cores.job:.1f} of {cores.limit:g} cores"
     if blocked and cores.job < _MOSTLY * cores.limit and (gpu is None or gpu < _GPU_BUSY):
         are = "waits" if blocked == 1 else "wait"
         return _storage(job, f"{format_count(blocked, 'thread')} of it {are} for storage; {used}")
     if gpu is None:
+        if job.gpus:
+            return _cannot_tell(job, f"{used}{_word_mute(job)}")
         if job.free_gpus and job.frameworks and cores.job >= _COMPUTES:
             return _unused_gpu(job)
         which = (
@@ -227,11 +236,11 @@ def _judge_alone(job: WatchedJob) -> Verdict:
         title = "Training waits for its data, which threads decode or transform"
         return _verdict(job, ("decode-bound", "transform-bound"), title, reason, "more cores")
     reads = sum(one.read_bytes_per_s or 0.0 for one in job.trainers)
-    if trainer.computing >= _COMPUTES and cores.job < 2 and reads >= _READS:
+    if computing >= _COMPUTES and cores.job < 2 and reads >= _READS:
         reason += f"; the training process reads its data itself, {format_bytes(reads)}/s"
         remedy = f"DataLoader(..., num_workers={max(1, int(cores.limit) - 1)})"
         return _verdict(job, "workers-starved", "Too few workers", reason, remedy)
-    if trainer.computing >= _COMPUTES and cores.job < 2:
+    if computing >= _COMPUTES and cores.job < 2:
         title = "The training loop's own Python holds it up"
         return _verdict(job, ("main-thread-bound", "workers-starved"), title, reason, "")
     return _cannot_tell(job, reason)
@@ -299,6 +308,10 @@ def _word_gpus(job: WatchedJob) -> str:
 
 def _verb(job: WatchedJob, verb: str) -> str:
     return f"{verb}s" if len(job.workers) == 1 else verb
+
+
+def _word_mute(job: WatchedJob) -> str:
+    return "; how busy the GPU is, the driver does not tell" if measure_gpu(job) is None else ""
 
 
 def _word_network(job: WatchedJob) -> str:

@@ -23,6 +23,7 @@ from feedrate.doctor.facts import read_samples
 from feedrate.doctor.run import processes, sampler
 from feedrate.doctor.run.processes import ENVIRONMENT, make_tree
 from feedrate.doctor.run.sampler import GpuMeter, Sampler, pace
+from feedrate.machine import process_tree
 from feedrate.machine.process import read_stat
 from support.doctor_runs import fill
 from support.machine_samples import SECOND, make_process, make_sample, write_samples
@@ -72,6 +73,22 @@ def test_the_tree_holds_children_and_their_children_and_not_the_root(start: Any)
         assert process.pid in members
         assert len(grandchildren) == 1
     assert tree.known().keys() >= {process.pid, grandchildren[0].pid}
+
+
+def test_a_member_that_ended_stays_known_and_is_not_asked_again(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start(WAITING)
+    tree = make_tree(os.getpid(), "/run", ignored=set())
+    tree.look(0.0)
+    process.stdin.close()
+    process.wait()
+    tree.look(0.1)
+    asked: list[int] = []
+    monkeypatch.setattr(process_tree, "read_stat", asked.append)
+    tree.look(0.2)
+    assert process.pid not in asked
+    assert process.pid in tree.known()
 
 
 def test_a_process_that_lost_its_parent_is_known_by_its_environment(start: Any, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ the whole group it has got itself, what went to the doctor alone is passed on (s
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -36,8 +35,8 @@ from feedrate.doctor.run.processes import (
     remove_shared_memory,
 )
 from feedrate.doctor.run.standstill import Standstill
-from feedrate.errors import StorageError, UsageError
-from feedrate.machine.command import check_command
+from feedrate.errors import StorageError
+from feedrate.machine.command import check_command, explain_failure
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.process import is_pending
 from feedrate.units import format_count, format_seconds
@@ -260,12 +259,7 @@ class Child:
         try:
             self.pid = os.posix_spawn(program, list(command), dict(environment), setsigdef=ignored)
         except OSError as error:
-            raise UsageError(
-                f"cannot run {command[0]}: {error.strerror}",
-                hint="a script must begin with its interpreter: #!/usr/bin/env bash"
-                if error.errno in (errno.ENOEXEC, errno.ENOENT)
-                else None,
-            ) from error
+            raise explain_failure(command[0], error) from error
         self.signal: int | None = None
         self.exit_code = 0
         self._is_running = True
