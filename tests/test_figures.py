@@ -26,6 +26,12 @@ def test_one_measurement_alone_has_a_wide_interval() -> None:
     assert Figure.of_mean([2.0]).low == pytest.approx(0.2)
 
 
+@given(st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=6))
+def test_a_mean_of_what_was_measured_can_be_divided_by(values: list[float]) -> None:
+    figure = Figure.of_mean(values)
+    assert 0 < figure.low <= figure.value <= figure.high
+
+
 def test_a_sum_of_two_unsure_figures_errs_less_than_both_errors_together() -> None:
     one, other = Figure(10, 9, 11), Figure(10, 9, 11)
     total = combine(lambda one, other: one + other, {"one": one, "other": other})
@@ -47,6 +53,16 @@ def test_what_is_computed_is_as_sure_as_the_weakest_figure_in_it() -> None:
 def test_scaling_keeps_the_order_of_the_bounds(value: float, factor: float) -> None:
     figure = Figure.within(value, 1.5, MEASURED).scaled(-factor)
     assert figure.low <= figure.value <= figure.high
+
+
+def test_what_is_computed_has_the_notes_of_what_is_assumed_in_it_and_counts() -> None:
+    figures = {
+        "most": Figure.within(100.0, 1.2, ASSUMED, "a table"),
+        "little": Figure.within(1e-4, 2, ASSUMED, "a guess"),
+        "rest": Figure.within(10.0, 1.1, MEASURED, "just now"),
+    }
+    total = combine(lambda most, little, rest: most + little + rest, figures)
+    assert (total.origin, total.note) == (ASSUMED, "a table")
 
 
 def test_a_rate_that_was_seen_is_never_none_at_worst() -> None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +21,7 @@ from feedrate.units import (
     parse_keep,
     parse_rate,
     parse_seconds,
+    shell_quote,
 )
 
 
@@ -128,3 +132,12 @@ def test_times_and_rates_are_read_as_people_write_them() -> None:
     for parse, text in ((parse_seconds, "soon"), (parse_keep, "7 moons"), (parse_rate, "fast/s")):
         with pytest.raises(UsageError, match="is not a"):
             parse(text)
+
+
+@pytest.mark.parametrize(
+    "name", [b"plain", b"it's here", b"a\nb", b"latin\xe9 'x' \\n", b"\x1b[31mred", "żółć".encode()]
+)
+def test_a_shell_reads_a_quoted_name_as_it_was(name: bytes) -> None:
+    quoted = shell_quote(os.fsdecode(name))
+    assert quoted.isprintable()
+    assert subprocess.check_output(["bash", "-c", f"printf %s {quoted}"]) == name

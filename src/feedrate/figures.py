@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 MEASURED, GIVEN, STORED, ASSUMED = "measured", "given", "stored", "assumed"
+_COUNTS = 1e-3  # of a result: a figure that changes it by less is not what it depends on
 _WEAKER = (MEASURED, GIVEN, STORED, ASSUMED)  # what is computed is as sure as the weakest that went in
 
 
@@ -71,7 +72,7 @@ def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, 
     """Return the same for a function with several results.
 
     Each figure is moved to its bounds while the others stay; the changes add up as independent errors do. A
-    result is as sure as the least sure of the figures that it depends on.
+    result is as sure as the least sure of the figures that it depends on, and has the notes of those.
     """
     values = {name: figure.value for name, figure in figures.items()}
     middle = function(**values)
@@ -84,7 +85,7 @@ def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, 
         ends = [function(**{**values, name: bound}) for bound in bounds]
         for i, value in enumerate(middle):
             changes = [end[i] - value for end in ends]
-            if any(changes):
+            if any(abs(change) > _COUNTS * abs(value) for change in changes):
                 behind[i].append(figure)
             if not is_exact:
                 least[i] = min(least[i], *(end[i] for end in ends))
@@ -97,9 +98,17 @@ def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, 
             max(value - math.sqrt(below[i]), 0.0 if least[i] >= 0 else -math.inf),
             value + math.sqrt(above[i]),
             weakest(behind[i]),
+            _join_notes(behind[i]),
         )
         for i, value in enumerate(middle)
     ]
+
+
+def _join_notes(figures: Sequence[Figure]) -> str:
+    origin = weakest(figures)
+    if origin not in (STORED, ASSUMED):
+        return ""
+    return "; ".join(dict.fromkeys(one.note for one in figures if one.origin == origin and one.note))
 
 
 def weakest(figures: Iterable[Figure]) -> str:

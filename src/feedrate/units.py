@@ -179,4 +179,12 @@ def _three_digits(value: float) -> str:
 
 def shell_quote(path: str | os.PathLike[str]) -> str:
     """Return a path as one types it in a shell: quoted where it must be."""
-    return shlex.quote(os.fspath(path))
+    text = os.fspath(path)
+    if text.isprintable():
+        return shlex.quote(text)
+    # Control characters, and bytes that are no text, never reach a terminal as they are: bash's own escapes.
+    escaped = (
+        c if c.isprintable() and c not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(c))
+        for c in text
+    )
+    return f"$'{''.join(escaped)}'"

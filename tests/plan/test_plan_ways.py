@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from feedrate.cli import make_parser
 from feedrate.figures import ASSUMED, GIVEN, Figure
+from feedrate.plan.node import describe_node
 from feedrate.plan.results import Plan, Way
 from feedrate.plan.ways import make_plan, recommend
+from feedrate.report.plan import draw_plan
 from support.plans import make_node, make_store, make_survey, make_way, near
 
 QUICK_GPU = near(4700, GIVEN)
@@ -155,8 +158,9 @@ def test_small_images_have_no_way_that_makes_them_smaller() -> None:
 
 
 def test_an_assumed_figure_makes_what_depends_on_it_assumed() -> None:
-    plan = make_plan(make_survey(), make_node(model_rate=near(1400, ASSUMED, "a table")))
+    plan = make_plan(make_survey(), make_node(model_rate=near(140, ASSUMED, "a table")))
     assert way(plan, "in-place").total_s.origin == ASSUMED
+    assert "a table" in way(plan, "in-place").total_s.note
     assert way(plan, "pack").before_s.origin != ASSUMED
 
 
@@ -170,15 +174,38 @@ def test_every_command_that_a_plan_says_can_be_typed() -> None:
     node = make_node(model_rate=QUICK_GPU, gpu_decode_images_per_s=near(13_000), scratch_path="/scr/a b")
     survey = make_survey(dataset="/data/my photos", width=2000, height=2000)
     lines = [line for found in make_plan(survey, node).ways for line in found.commands]
-    typed = [line.removeprefix("export DATA=$(").removesuffix(")") for line in lines if "feedrate " in line]
+    shell = [line for line in lines if "feedrate " in line]
+    typed = [line.removeprefix('export DATA="$(').removesuffix(')"') for line in shell]
     parser = make_parser()
     for line in typed:
         parser.parse_args(shlex.split(line)[1:])
-    python = [line for line in lines if line.startswith("feedrate.Loader")]
+    python = [line for line in lines if line not in shell and not line.startswith("sbatch")]
     for line in python:
-        compile(line, "line", "eval")
+        compile(line, "line", "exec")
     assert typed
     assert python
+
+
+def test_staging_gives_no_more_workers_than_there_are_batches() -> None:
+    survey, store = make_survey(samples=near(200), files=near(200)), make_store()
+    plan = make_plan(replace(survey, source=store), make_node(scratch=store, model_rate=QUICK_GPU))
+    assert way(plan, "stage").later_epoch_s.value == pytest.approx(way(plan, "in-place").later_epoch_s.value)
+
+
+def test_a_script_finds_the_staged_copy_in_its_environment() -> None:
+    for code in ("stage", "pack-stage"):
+        *_, staging, script = way(make_plan(make_survey(), make_node()), code).commands
+        assert staging.startswith("export DATA=")
+        assert 'os.environ["DATA"]' in script
+
+
+def test_a_pack_goes_beside_a_dataset_as_the_dataset_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data" / "photos").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert describe_node("data/photos/", scratch="").pack_folder == "data"
+    assert describe_node(f"{tmp_path}/data/photos", scratch="").pack_folder == f"{tmp_path}/data"
 
 
 def test_a_pack_of_a_pattern_is_named_after_what_comes_before_the_wildcard() -> None:
@@ -195,6 +222,7 @@ def test_ways_of_a_pack_do_not_say_that_it_is_packed() -> None:
     plan = make_plan(make_survey(kind="pack", dataset="/data/a.pack"), make_node(model_rate=QUICK_GPU))
     assert way(plan, "pack-stage").name == "stage"
     assert not [found.name for found in plan.ways if found.name.startswith("pack")]
+    assert "workers" not in draw_plan(plan)
 
 
 def test_a_run_of_less_than_a_minute_is_left_as_it_is() -> None:

@@ -65,10 +65,10 @@ def test_a_store_that_keeps_nothing_in_memory_or_all_is_said() -> None:
 
 
 def test_a_disk_that_may_be_cached_below_is_said() -> None:
-    mine, note = make_machine_result(), "9 files, a virtual disk, which may be cached where it lies"
+    mine, note = make_machine_result(), "9 files, a virtual disk, which its host may cache"
     store = replace(make_store_speed(), file_s=Figure(1.0, 1.0, 1.0, note=note))
     lines = draw(replace(mine, numbers=replace(mine.numbers, stores={"disk": store})))
-    assert any(line.startswith("disk: a virtual disk, which may be cached where it lies") for line in lines)
+    assert any(line.startswith("disk: a virtual disk, which its host may cache") for line in lines)
 
 
 def test_a_page_shows_names_as_they_are() -> None:

@@ -94,7 +94,7 @@ def test_nothing_worth_doing_is_said_with_its_reason() -> None:
 
 def test_ways_that_do_not_fit_stand_below_with_the_reason() -> None:
     text = draw_plan(make_plan(), 140)
-    table, _, below = text.partition("Does not fit here:\n")
+    table, _, below = text.partition("Not possible, or not needed, here:\n")
     assert "cache decoded samples" not in table
     assert "cache decoded samples in memory: 720 GB decoded, and this job has 64 GB: --mem=760G\n" in below
 
@@ -242,5 +242,5 @@ def test_an_estimate_with_several_answers_has_a_line_for_each() -> None:
     assert text.startswith(
         "an epoch of /data:\n"
         "  read in place  11 min 40 s (10 min 50 s to 13 min 20 s)\n"
-        "  from a pack    70.0 s (65.0 s to 80.0 s), from figures that are assumed\n"
+        "  from a pack    70.0 s (65.0 s to 80.0 s), in part from assumed figures\n"
     )

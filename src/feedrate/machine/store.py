@@ -42,7 +42,7 @@ _IN_MEMORY, _NOT_IN_MEMORY = 0.5, 0.02  # shares of a file's pages
 _FULL = 0.7  # of the files per second that can be opened: then they are the limit, not the bytes;
 _TINY_BYTES = 16_000  # nor are they for such files, on average
 _USUAL_BYTES_PER_S = 1e8  # a link of 1 Gbit/s, a disk that spins
-_TOO_SMALL = "the files are too small to tell"
+_TOO_SMALL = "the files are too small to show a rate"
 _SLOTS = 6  # of time, whose rates give the interval
 # Shares of the time: one after another, the same again, opening together, reading together, in an open file.
 _ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE, _LIST = 0.28, 0.12, 0.15, 0.22, 0.15, 0.08
@@ -191,7 +191,8 @@ class _Measurement:
             file_s=replace(file_s, note=note),
             list_s=listing[0] if listing else None,
             folder_s=listing[1] if listing else None,
-            read_s=self._read_inside(inside) or replace(file_s, origin=ASSUMED, note="as opening a file"),
+            read_s=self._read_inside(inside)
+            or replace(file_s, origin=ASSUMED, note="as long as opening a file"),
             stream_bytes_per_s=replace(stream, note=stream.note or note),
             total_bytes_per_s=replace(total, note=total.note or f"{self._streams} readers"),
             files_per_s=replace(files_per_s, note=files_per_s.note or f"{self._streams} readers"),
@@ -232,7 +233,7 @@ class _Measurement:
         if not self._has_cold:
             words.append("all were in memory already")
         if is_virtual:
-            words.append("a virtual disk, which may be cached where it lies")
+            words.append("a virtual disk, which its host may cache")
         return ", ".join(words)
 
     def _read_one_by_one(self, files: list[tuple[str, int]]) -> tuple[list[_Reading], list[_Reading]]:
@@ -435,7 +436,9 @@ class _Measurement:
         small = [seconds for entries, seconds in took if entries <= 20]
         # Where all are large, a folder is opened as a file is.
         folder_s = (
-            Figure.of_mean(small) if small else replace(file_s, origin=ASSUMED, note="as opening a file")
+            Figure.of_mean(small)
+            if small
+            else replace(file_s, origin=ASSUMED, note="as long as opening a file")
         )
         entries = sum(count for count, _ in took)
         rest_s = sum(seconds for _, seconds in took) - len(took) * folder_s.value

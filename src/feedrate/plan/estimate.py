@@ -289,7 +289,7 @@ def estimate_pack(
     survey = plan.survey
     figures: Figures = {
         **_name_dataset(survey),
-        "the pack's size": (way.disk_bytes, "bytes"),
+        "the pack's size": (replace(way.disk_bytes, note="computed from the samples' sizes"), "bytes"),
         "packing a sample, a core": (survey.pack_s, "s"),
         "listing all of it": (survey.list_s, "s"),
         "cores": (plan.node.cores, ""),
@@ -315,7 +315,7 @@ def estimate_memory(
     if decoded:
         figures |= {
             "a sample, decoded": (survey.decoded_bytes, "bytes"),
-            "K, decoded by encoded": (survey.factor, ""),
+            "K: decoded / encoded size": (survey.factor, ""),
         }
     figures |= {f"free memory ({whose})": (limit, "bytes"), "for the training process": (_TRAINING, "bytes")}
     return Estimate(

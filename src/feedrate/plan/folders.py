@@ -221,7 +221,8 @@ def _sum_up(root: str, levels: list[_Level], took_s: float) -> TreeCount:
     list_s = math.fsum(level.folders.value * level.each_s * _mean(level.scales) for level in levels)
     some = f"{format_count(len(listed), 'folder')} of about {folders.value:,.0f} listed"
     cut = [one for one in listed if not one.is_whole]
-    how = f"all of {format_count(len(listed), 'folder')} listed" if whole else some
+    every = f"all {len(listed):,} folders listed" if len(listed) > 1 else "the folder listed"
+    how = every if whole else some
     if len(cut) == 1 and len(listed) == 1:
         how = f"{cut[0].entries:,} of about {images.value:,.0f} names in {root} read"
     elif cut:

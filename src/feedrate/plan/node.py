@@ -131,7 +131,9 @@ def _find_pack_folder(dataset: str) -> tuple[str, Figure | None]:
         free = _exactly(measure_room(folder).free_bytes)
     except OSError:
         free = None
-    return "" if folder == os.getcwd() else folder, free
+    if folder == os.getcwd():
+        return "", free
+    return (folder if os.path.isabs(dataset) else os.path.relpath(folder)), free
 
 
 def _find_scratch_speed(

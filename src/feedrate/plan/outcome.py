@@ -38,7 +38,7 @@ _CROP_BYTES = 224 * 224 * 3
 
 def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     """Return all that ways depend on, by the names that `Case.evaluate` knows."""
-    plain = Figure.within(_PLAIN_S, 2, ASSUMED, "nothing is decoded")
+    plain = Figure.within(_PLAIN_S, 2, ASSUMED, "20 µs for a sample that nothing decodes")
     # What could not be tried is not taken to be quick.
     pillow = survey.pillow_s or (survey.feedrate_s and survey.feedrate_s.assumed("as feedrate decodes"))
     decoding = survey.feedrate_s or (survey.pillow_s and survey.pillow_s.assumed("as Pillow decodes"))
@@ -74,23 +74,31 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
 
 def _guess(figure: Figure, factor: float) -> Figure:
     return Figure(
-        figure.value * factor, figure.low * factor / 1.3, figure.high * factor * 1.3, ASSUMED, "photographs"
+        figure.value * factor,
+        figure.low * factor / 1.3,
+        figure.high * factor * 1.3,
+        ASSUMED,
+        "as photographs of benchmarks/results/tiers.json",
     )
 
 
 def name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
     found = {
-        "stat_s": store.stat_s or store.file_s.scaled(0.3).assumed("a third of opening"),
+        "stat_s": store.stat_s
+        or store.file_s.scaled(0.3).assumed("asking for a size: a third of opening a file"),
         "file_s": store.file_s,
         "read_s": store.read_s,
         "stream_bytes_per_s": store.stream_bytes_per_s,
         "total_bytes_per_s": store.total_bytes_per_s,
         "files_per_s": store.files_per_s,
-        "warm_file_s": store.warm_file_s or Figure.within(20e-6, 2, ASSUMED, "a local file"),
-        "warm_bytes_per_s": store.warm_bytes_per_s or Figure.within(4e9, 2, ASSUMED, "memory"),
+        "warm_file_s": store.warm_file_s
+        or Figure.within(20e-6, 2, ASSUMED, "opening a file that is in memory: 20 µs"),
+        "warm_bytes_per_s": store.warm_bytes_per_s
+        or Figure.within(4e9, 2, ASSUMED, "reading what is in memory: 4 GB/s"),
         # Where no trial file may be written, writing is taken to be as fast as reading.
-        "write_bytes_per_s": store.write_bytes_per_s or store.total_bytes_per_s.assumed("as fast as reading"),
-        "create_s": store.create_s or store.file_s.assumed("as long as opening"),
+        "write_bytes_per_s": store.write_bytes_per_s
+        or store.total_bytes_per_s.assumed("writing: as fast as reading"),
+        "create_s": store.create_s or store.file_s.assumed("making a file: as long as opening one"),
     }
     return {f"{name}_{key}": figure for key, figure in found.items()}
 
@@ -138,7 +146,7 @@ class Case:
             # Workers that wait for a store need no core, but each takes memory.
             most = int(max(4 * v["cores"] / self.ranks, workers))
             workers = max(find_workers(load, store, most, each=self.ranks), workers)
-            load = load.with_(readers=workers * self.ranks)
+            load = load.with_(readers=self._count_readers(load.samples, workers))
         processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
         room = max(memory * MARGIN - processes, 0.0)
@@ -192,6 +200,11 @@ class Case:
         """Return what all cores make, in units of one; `measured` is that of this machine's cores."""
         return max(measured * v["cores"] / self.survey.cores, 0.1)
 
+    def _count_readers(self, samples: float, workers: int) -> float:
+        """Return the workers of all ranks, less what whole batches in turn leave the last ones idle."""
+        readers = float(workers * self.ranks)
+        return readers / (find_unevenness(samples, self.batch_size, readers) if readers else 1.0)
+
     def _load(self, recipe: Recipe, v: Mapping[str, float], sample_bytes: float, shrink: float) -> Load:
         is_packed = recipe.packed or self.is_pack
         device_s = 1 / (v["model_rate"] * self.ranks) if "model_rate" in v else 0.0
@@ -202,8 +215,6 @@ class Case:
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
         samples = v["samples"] / self.node.nodes
-        workers = float(self.workers * self.ranks)
-        workers /= find_unevenness(samples, self.batch_size, workers) if workers else 1.0
         # A store's readahead suits some sizes of reads more than others: in place, Pillow itself was timed.
         is_in_place = not is_packed and not recipe.is_local
         shared = (sample_bytes + _PACK_OVERHEAD_BYTES) / (sample_bytes + PAGE_BYTES)
@@ -213,7 +224,7 @@ class Case:
             is_files=self.is_files and not recipe.packed,
             cpu_s=cpu_s * (_GPU_DECODE_CPU if recipe.gpu_decode else 1.0),
             core_gain=self._gain(cores, v),
-            readers=v["cores"] if is_packed else workers,
+            readers=v["cores"] if is_packed else self._count_readers(samples, self.workers),
             wait_s=v.get("pillow_wait_s") if is_in_place and self.is_files else None,
             read_cpu_s=v.get("pillow_read_s", 0.0) if is_in_place else 0.0,
             server_s=self.survey.server_s if is_in_place else 0.0,

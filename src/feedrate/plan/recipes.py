@@ -55,8 +55,9 @@ class Recipe:
         if self.more_memory:
             return "a job with more memory"
         if not self.packed:
-            return "another path in the script" if self.staged else "one number in the script"
-        return "feedrate.Loader in the script" + ("; images are re-encoded" if self.resized else "")
+            return "another path in the script" if self.staged else "another number of workers in the script"
+        loader = "feedrate.Loader in place of the script's DataLoader"
+        return loader + ("; images are re-encoded" if self.resized else "")
 
 
 IN_PLACE = Recipe("in-place", "read in place")
@@ -190,9 +191,11 @@ def list_commands(
         lines.append(f"feedrate pack {shell_quote(survey.dataset)} {shell_quote(pack)}{options}")
     if recipe.staged:
         scratch = shell_quote(node.scratch_path)
-        lines.append(f"export DATA=$(feedrate stage {shell_quote(pack)} --scratch {scratch})")
+        # Exported, since the script asks for it in its environment.
+        lines.append(f'export DATA="$(feedrate stage {shell_quote(pack)} --scratch {scratch})"')
     if not recipe.packed:
-        return (*lines, f"train from $DATA with num_workers={outcome.workers}")
+        dataset = 'YourDataset(os.environ["DATA"], ...)'
+        return (*lines, f"DataLoader({dataset}, ..., num_workers={outcome.workers})")
     arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), f"batch_size={batch_size}"]
     if survey.has_images:
         arguments += ["image=feedrate.RandomResizedCrop(224)", "flip=True"]
@@ -200,7 +203,7 @@ def list_commands(
     arguments += ['decode="gpu"'] if recipe.gpu_decode else []
     arguments += [f"scratch={node.scratch_path!r}"] if recipe.live else []
     arguments += [f"cache=feedrate.Cache({_name_cache(recipe.cache, node)})"] if recipe.cache else []
-    return (*lines, f"feedrate.Loader({', '.join(arguments)})")
+    return (*lines, f"loader = feedrate.Loader({', '.join(arguments)})")
 
 
 def _name_pack(dataset: str) -> str:

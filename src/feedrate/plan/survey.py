@@ -215,7 +215,7 @@ def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
     notes = []
     if bad:
         bad_ones = f"{len(bad):,} of {format_count(len(contents), 'sample')} that were read"
-        notes.append(f"{bad_ones} cannot be used; of the first: {bad[0]}")
+        notes.append(f"{bad_ones} cannot be used; the first: {bad[0]}")
     # What names say of all files is worth more than what a few hold, unless they say something wrong.
     formats = {kind: count / kinds.total() for kind, count in kinds.most_common()} if is_misnamed else {}
     decoded = [w * h * _CHANNELS for w, h in sides] if has_images else [float(len(data)) for _, data in good]

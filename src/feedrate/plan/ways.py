@@ -113,7 +113,7 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
     if taken_s < _LEAST_SAVED_S:
         return "", f"as it is, the whole run takes {format_seconds(taken_s)}"
     if best > taken_s * _WORTH:
-        return "", f"{_LIMITS[now.limit]} what training waits for, and no way that fits is 7 % faster"
+        return "", f"{_LIMITS[now.limit]} what training waits for, and no other way would be 7% faster"
     if taken_s - best < _LEAST_SAVED_S:
         saved, of = format_seconds(taken_s - best), format_seconds(taken_s)
         return "", f"no way that fits saves more than {saved} of the {of} that the whole run takes"
@@ -122,7 +122,7 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
     return chosen.code, (
-        f"{format_count(epochs, 'epoch')} take {gain:.1f} times less time than in place{paid}; "
+        f"{format_count(epochs, 'epoch')} are {gain:.1f} times as fast as in place{paid}; "
         f"then {_LIMITS[chosen.limit]} the limit"
     )
 

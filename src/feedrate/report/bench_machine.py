@@ -20,7 +20,7 @@ from feedrate.units import (
     format_seconds,
 )
 
-_VIRTUAL = "a virtual disk, which may be cached where it lies"  # as the measurement says it
+_VIRTUAL = "a virtual disk, which its host may cache"  # as the measurement says it
 _FEW = 0.1  # a share of what was read: with less of it cold, it was memory that answered
 
 

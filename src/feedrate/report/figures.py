@@ -86,7 +86,8 @@ def list_marks(text: str, figures: Iterable[Figure | None]) -> list[str]:
     known = [one for one in figures if one is not None]
     lines = []
     for origin, sign in _MARKS.items():
-        notes = "; ".join(dict.fromkeys(one.note for one in known if one.origin == origin and one.note))
+        said = (one.note.split("; ") for one in known if one.origin == origin and one.note)
+        notes = "; ".join(dict.fromkeys(note for notes in said for note in notes))
         if sign in text:
             lines.append(f"{sign} {_LEGEND[origin]}" + (f": {notes}" if notes else ""))
     return [*lines, "no mark: measured just now, or given"] if lines else []
@@ -110,5 +111,5 @@ def draw_estimate(estimate: Estimate, width: int | None = None) -> str:
 
 def _say_answer(figure: Figure, unit: str) -> str:
     bounds = say_bounds(figure, unit)
-    rests = f", from figures that are {figure.origin}" if figure.origin in (STORED, ASSUMED) else ""
+    rests = f", in part from {figure.origin} figures" if figure.origin in (STORED, ASSUMED) else ""
     return say_value(figure.value, unit) + (f" ({bounds})" if bounds else "") + rests

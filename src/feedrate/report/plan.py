@@ -32,11 +32,11 @@ Column = tuple[tuple[str, str], Callable[[Way], str]]
 
 def draw_plan(plan: Plan, width: int | None = None) -> str:
     head = _lay_facts([*describe_survey(plan.survey), *describe_node(plan.node)], width)
-    title = f"{format_count(plan.epochs, 'epoch')}; as it is, with {format_count(plan.workers, 'worker')}:"
+    title = f"{format_count(plan.epochs, 'epoch')}; as it is, {say_loader(plan)}:"
     ways = lay_out(["", title, *_draw_ways(plan, width)], width)
     unfit = [f"  {names}: {why}" for why, names in list_unfit(plan).items()]
     lines: list[Line] = [f"  {line}" for line in list_marks(head + ways, _list_figures(plan))]
-    lines += ["", "Does not fit here:", *unfit] if unfit else []
+    lines += ["", "Not possible, or not needed, here:", *unfit] if unfit else []
     return head + ways + lay_out([*lines, "", *_recommend(plan), *_list_notes(plan.notes)], width)
 
 
@@ -48,7 +48,8 @@ def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
     head = _lay_facts(facts, width)
     title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
     nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
-    lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(ranking))]
+    shown = (ranking.survey, source, *map(find_way, ranking.plans))
+    lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(shown))]
     notes = list(ranking.notes)
     for best in ranking.plans[:1]:
         lines += ["", f"On {name_node(best.node)}:", *_recommend(best)]
@@ -142,6 +143,13 @@ def _describe_scratch(node: Node) -> str:
 
 def name_node(node: Node) -> str:
     return f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name
+
+
+def say_loader(plan: Plan) -> str:
+    """Return who reads the data when nothing is changed."""
+    if plan.survey.kind == "pack":
+        return "read by feedrate.Loader"
+    return f"with {format_count(plan.workers, 'worker')}"
 
 
 def find_way(plan: Plan) -> Way | None:

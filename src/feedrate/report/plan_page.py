@@ -53,7 +53,7 @@ def draw_plan_page(plan: Plan) -> str:
         draw_section("What to type", _draw_commands(way)),
         draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars, most)),
         draw_section("The ways side by side", _draw_table(plan, fitting, way)),
-        draw_section("Does not fit here", f"<ul>{unfit}</ul>" if unfit else ""),
+        draw_section("Not possible, or not needed, here", f"<ul>{unfit}</ul>" if unfit else ""),
         draw_section("Notes", _draw_list(plan.notes)),
         draw_section("The dataset", _draw_survey(plan.survey)),
         draw_section("The node", _draw_node(plan.node)),
@@ -198,7 +198,8 @@ def _draw_survey(survey: Survey) -> str:
     rows: list[tuple[str, Figure | None, str]] = [
         ("samples", survey.samples, ""), ("files", survey.files, ""), ("folders", survey.folders, ""),
         ("size", survey.total_bytes, "bytes"), ("a sample", survey.sample_bytes, "bytes"),
-        ("a sample, decoded", survey.decoded_bytes, "bytes"), ("K: decoded by encoded", survey.factor, ""),
+        ("a sample, decoded", survey.decoded_bytes, "bytes"),
+        ("K: decoded / encoded size", survey.factor, ""),
         ("decoding with Pillow, a core", survey.pillow_s, "s"),
         ("decoding by feedrate, a core", survey.feedrate_s, "s"),
         ("packing a sample, a core", survey.pack_s, "s"), ("listing all of it", survey.list_s, "s"),

@@ -18,7 +18,7 @@ from typing import NamedTuple, TextIO
 
 from feedrate.errors import clean
 from feedrate.report.lines import count_cells, cut, wrap
-from feedrate.units import format_age, format_bytes, format_seconds, shell_quote
+from feedrate.units import format_age, format_bytes, format_count, format_seconds, shell_quote
 from feedrate.watch.results import (
     QUEUED,
     STORAGE,
@@ -220,7 +220,9 @@ def _list_processes(job: WatchedJob, cells: int, room: int | None) -> list[Row]:
     rows += [Row(_shorten(_word_process(one, is_wide), cells)) for one in shown]
     left = len(job.processes) - len(shown)
     words = [f"{left} more processes"] if left else []
-    words += [f"{job.helpers} helpers (launchers, trackers)"] if job.helpers and is_wide else []
+    words += (
+        [f"{format_count(job.helpers, 'helper')} (launchers, trackers)"] if job.helpers and is_wide else []
+    )
     return [*rows, *([Row(_shorten(f"and {', '.join(words)}", cells), "faint")] if words else [])]
 
 

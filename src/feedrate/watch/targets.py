@@ -66,7 +66,7 @@ def find_target(text: str) -> tuple[int, tuple[str, ...]]:
     if stat is None:
         raise NotFound(
             f"there is no process {text}, or it may not be seen",
-            hint="it has ended, or is on another machine; 'feedrate watch' lists jobs that run here",
+            hint="it has ended, or is on another machine; 'feedrate watch --user NAME' lists a user's jobs",
         )
     if stat.pid == _KERNEL_PARENT or stat.parent == _KERNEL_PARENT:
         raise UsageError(f"process {text} ({stat.name}) is a thread of the kernel, and no job")
