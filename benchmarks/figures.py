@@ -202,6 +202,27 @@ def _model_rates(result: dict[str, Any]) -> str:
     )
 
 
+def _predictions(result: dict[str, Any]) -> str:
+    lines = ["| combination | what | predicted (from, to) | measured | error |", "|---|---|---|---|---|"]
+    errors = []
+    for one in result["combinations"]:
+        for name, row in one["quantities"].items():
+            figure = row["predicted"]
+            errors.append(row["error"])
+            interval = f"{format_seconds(figure['low'])}, {format_seconds(figure['high'])}"
+            lines.append(
+                f"| {one['name']} | {name} | {format_seconds(figure['value'])} ({interval}) | "
+                f"{format_seconds(row['measured_s'])} | {row['error']:.0%} |"
+            )
+    machine = result["combinations"][0]["machine"]
+    return "\n".join(lines) + (
+        f"\n\n{len(errors)} figures of {len(result['combinations'])} combinations: median error "
+        f"{statistics.median(errors):.1%}, largest {max(errors):.0%}. {machine['cpu_model']}, "
+        f"{machine['usable_cores']} cores; raw results: "
+        "[predictions.json](benchmarks/results/predictions.json).\n"
+    )
+
+
 def _head(name: str, before: Any, after: Any) -> str:
     return f"| {name} | {before['contestant']} | {after['contestant']} | ratio |\n|---|---|---|---|"
 
@@ -237,6 +258,7 @@ BLOCKS = {
     "gpu_decode": _gpu_decode,
     "loader": _loader,
     "model_rates": _model_rates,
+    "predictions": _predictions,
     "threads": _threads,
 }
 
