@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.pipeline import soft_max
+from feedrate.model.scale import DEFAULT_SHARD_BYTES
 from feedrate.model.ways import (
     LOADER_START_S,
     PAGE_BYTES,
@@ -29,7 +30,6 @@ _WORKER_BYTES = 250e6  # a DataLoader worker with torch: what it does not share
 PROCESS_BYTES = 2e9  # the training process: torch, CUDA's context, pinned batches
 _PACK_OVERHEAD_BYTES = 1800  # a sample's tar headers, padding, label, and row in the index
 _ENTRY_SHARE = 0.024  # entry points, as a share of the JPEG bytes they belong to
-_SHARD_BYTES = 1e9
 _PLAIN_S = 20e-6  # handing on a sample that nothing decodes
 _GPU_DECODE_CPU = 0.1  # of the CPU's decoding time: reading, checking, cutting out the bytes
 _FIXED_SHARE = 0.1  # of the CPU's decoding time: what smaller images do not save
@@ -135,7 +135,7 @@ class Case:
         if recipe.packed and not self.is_pack:
             home = scratch if recipe.on_scratch else source
             parts.append(("pack", error * self._pack_s(recipe, v, source, home, size_bytes)))
-        shards = max(size_bytes / _SHARD_BYTES, 1.0)
+        shards = max(size_bytes / DEFAULT_SHARD_BYTES, 1.0)
         copying = copy_s(shards if is_packed else v["files"], size_bytes, shared, scratch)
         if recipe.staged:
             parts.append(("stage", error * copying))
