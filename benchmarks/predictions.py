@@ -80,6 +80,8 @@ def main() -> int:
         if not arguments.only or combination["name"] in arguments.only:
             found = compare(combination, fixed, work)
             if arguments.json:
+                # Results name no folder of the machine that made them.
+                found = json.loads(json.dumps(found).replace(str(work), "WORK"))
                 merge(Path(arguments.json), names, found)
             print(draw({"combinations": [found]}), flush=True)
     if arguments.json:
