@@ -6,13 +6,14 @@ batch size, ranks, threads and resuming cannot change it. The hash is splitmix64
 variant 13).
 
 The order in which shards of a pack are copied to scratch is drawn here, too: who trains meanwhile reads them
-in that order.
+in that order. `draw_crop` alone draws from Python's own generator: as a plain DataLoader does.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+import random
 
 import numpy as np
 
@@ -134,3 +135,21 @@ def order_shards(shards: int) -> I64:
     """Return the order in which shards flow: mixed, and the same for all jobs, whatever their seeds."""
     numbers = np.arange(shards, dtype=np.int64)
     return permute(numbers, shards, make_key(shards, Purpose.STAGE)) if shards else numbers
+
+
+_SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of torchvision's RandomResizedCrop
+
+
+def draw_crop(width: int, height: int) -> tuple[int, int, int, int]:
+    """Return left, top, right, bottom of a random crop: torchvision's rule, drawn from Python's `random`."""
+    for _ in range(10):
+        area = width * height * random.uniform(*_SCALE)
+        ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = random.randint(0, width - w), random.randint(0, height - h)
+            return left, top, left + w, top + h
+    w = min(width, round(height * _RATIO[1]))
+    h = min(height, round(width / _RATIO[0]))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h

@@ -31,6 +31,7 @@ from feedrate.bench.process import (
     run_rounds,
     sum_up,
 )
+from feedrate.draws import draw_crop
 from feedrate.errors import MissingExtra, PackError, UsageError
 from feedrate.kernel import I64, U8
 from feedrate.source.folders import find_images
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
     from feedrate.bench.results import BenchResult
 
-SCALE = (0.08, 1.0)
-RATIO = (3 / 4, 4 / 3)
 FILES, PACK = "files", "pack"
 NAMES = {FILES: "DataLoader + Pillow", PACK: "feedrate"}
 # Below this an epoch takes so little time that the change from one to the next is what one measures.
@@ -122,21 +121,6 @@ def list_images(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
     classes = [Path(path).relative_to(top).parts[0] if Path(path).parent != top else "" for path in paths]
     numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
     return [(path, numbers[name]) for path, name in zip(paths, classes, strict=True)]
-
-
-def draw_crop(width: int, height: int) -> tuple[int, int, int, int]:
-    """Return left, top, right, bottom of a random crop: torchvision's rule, drawn from Python's `random`."""
-    for _ in range(10):
-        area = width * height * random.uniform(*SCALE)
-        ratio = math.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = random.randint(0, width - w), random.randint(0, height - h)
-            return left, top, left + w, top + h
-    w = min(width, round(height * RATIO[1]))
-    h = min(height, round(width / RATIO[0]))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
 
 
 class ImageFiles:

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feedrate.draws import draw_crop
 from feedrate.figures import Figure
 
 if TYPE_CHECKING:
     from PIL import Image
 
 SIDE = 224
-_SCALE, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 BATCH = 256
 _ALONE_S, _TOGETHER_S = 1.1, 0.9
 _MOST_TURNS = 100  # of each image
@@ -392,21 +392,9 @@ def _decode(data: bytes) -> Any:
 
     try:
         image: Image.Image = Image.open(io.BytesIO(data)).convert("RGB")
-        image = image.crop(_draw_crop(*image.size)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        image = image.crop(draw_crop(*image.size)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     except Exception:  # whatever Pillow raises for a file that it does not decode
         return None
     if random.random() < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return np.array(image)
-
-
-def _draw_crop(width: int, height: int) -> tuple[int, int, int, int]:
-    """Return left, top, right, bottom of a random crop, as torchvision's RandomResizedCrop draws it."""
-    for _ in range(10):
-        area = width * height * random.uniform(*_SCALE)
-        ratio = math.exp(random.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
-        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = random.randint(0, width - w), random.randint(0, height - h)
-            return left, top, left + w, top + h
-    return 0, 0, width, height
