@@ -451,3 +451,14 @@ def test_where_memory_cannot_be_mapped_samples_are_copied(monkeypatch: pytest.Mo
     _ = dataset[1]
     assert dataset[1]["image"].unique().tolist() == [1]
     assert dataset.report().hits == 1
+
+
+def test_samples_that_outlive_the_names_of_modules_end_without_a_word() -> None:
+    program = """
+import feedrate, feedrate.cache.views
+kept = feedrate.cached([bytes(9000)] * 4, ram="1MB")
+samples = [kept[i] for i in range(4)], [kept[i] for i in range(4)]
+feedrate.cache.views.os = None  # as the interpreter does it when it ends
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -63,7 +63,7 @@ def test_a_refused_value_before_the_paths_points_to_the_help_of_its_command(
     ("words", "said", "meant"),
     [
         (["packs"], "there is no 'feedrate packs'", "pack"),
-        (["help"], "there is no 'feedrate help'", "--help"),
+        (["help", "pakc"], "there is no 'feedrate pakc'", "pack"),
         (["scratch", "list"], "there is no 'feedrate scratch list'", "ls"),
     ],
 )
@@ -82,6 +82,32 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> Non
         main(["--help"])
     shown = capsys.readouterr().out
     assert all(f"\n    {command}" in shown for command in COMMANDS)
+
+
+def test_feedrate_alone_lists_the_commands_in_four_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    groups = [line for line in shown.out.splitlines() if line.endswith(":")]
+    assert groups == ["find out:", "make:", "look:", "node:"]
+    assert not shown.err
+
+
+def test_help_is_what_the_option_help_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = []
+    for words in (["help"], ["--help"], ["help", "scratch", "ls"], ["scratch", "ls", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(words)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert shown[2] == shown[3]
+    assert shown[2].startswith("usage: feedrate scratch ls")
+
+
+def test_a_mistyped_option_alone_is_called_unknown_not_the_word_that_its_value_displaced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = usage_error(capsys, "pack", "--reszie", "256", "data", "X")
+    assert shown == "error: unknown option: --reszie\n\nhint: did you mean '--resize'?\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -86,10 +86,11 @@ class Views:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def __del__(self) -> None:
-        # Views keep this object, so none lives any more.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Views keep this object, so none lives any more. The function is bound: while the interpreter ends,
+        # names of modules are None.
         if getattr(self, "_descriptor", -1) >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class _View:

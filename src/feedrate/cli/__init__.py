@@ -17,16 +17,19 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from feedrate.cli.output import check_targets, show
 from feedrate.errors import FeedrateError, clean
 
-COMMANDS = (
-    "doctor", "watch", "plan", "estimate", "speedtest", "demo", "pack", "index", "unpack", "verify", "ls",
-    "warm", "quality", "append", "split", "add-column", "merge", "stage", "scratch", "fidelity", "bench",
-)  # fmt: skip
+GROUPS = {
+    "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
+    "make": ("pack", "index", "append", "split", "add-column", "merge", "unpack"),
+    "look": ("demo", "ls", "verify", "quality", "fidelity"),
+    "node": ("stage", "warm", "scratch"),
+}
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # An interrupted one is typed again, and goes on where it was.
 RESUMABLE = ("pack", "index", "append", "stage")
@@ -44,8 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Known errors are printed, others are bugs and propagate."""
     if argv is None:  # who calls this from a program of their own keeps their settings
         gc.set_threshold(_OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
-    words = sys.argv[1:] if argv is None else argv
-    arguments = make_parser([name for name in COMMANDS if name in words[:1]] or COMMANDS).parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        show(make_parser().format_help())
+        return EXIT_USAGE
+    if words[0] == "help":
+        words = [*words[1:], "--help"]
+    arguments = make_parser([name for name in COMMANDS if name in words[:1]] or COMMANDS).parse_args(words)
     if argv is None and getattr(arguments, "map", None) is not None:
         ended = go_apart(arguments.map)
         if ended is not None:
@@ -81,16 +89,16 @@ def say_error(message: str, hint: str | None = None) -> None:
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return the parser of some commands: to parse a line that begins with one, the others are not needed."""
-    parser = Parser(
+    parser = MainParser(
         prog="feedrate",
         description="Finds out why training waits for its data, and feeds it faster.",
     )
     parser.add_argument(
         "--version", action=ShowVersion, nargs=0, help="show program's version number and exit"
     )
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for name in names:
-        module = importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
+        module = find_command(name)
         text = (module.__doc__ or "").strip()
         command = commands.add_parser(name, help=text.splitlines()[0], description=text)
         module.add_arguments(command)
@@ -106,6 +114,10 @@ class ShowVersion(argparse.Action):
 
         sys.stdout.write(f"feedrate {version('feedrate')}\n")
         parser.exit()
+
+
+def find_command(name: str) -> ModuleType:
+    return importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
 
 
 class Help(argparse.HelpFormatter):
@@ -170,6 +182,9 @@ class Parser(argparse.ArgumentParser):
             near = [match for word in wrong for match in difflib.get_close_matches(word, known, n=1)]
             hint = f"did you mean '{near[0]}'?" if near else hint
             message = f"there is no '{self.prog} {wrong[0]}'" if is_no_command and wrong else message
+            # An unknown option takes no value, so that its value displaces a word that was meant.
+            options = [word for word in wrong if word.startswith("-")]
+            message = f"unknown option: {', '.join(options)}" if options else message
         say_error(message, hint)
         raise SystemExit(EXIT_USAGE)
 
@@ -181,6 +196,22 @@ class Parser(argparse.ArgumentParser):
                 for name, command in action.choices.items():
                     words += [name, *command._known_words()]
         return words
+
+
+class MainParser(Parser):
+    """The parser of `feedrate` itself, whose help lists the commands by what they are for."""
+
+    def format_help(self) -> str:
+        from feedrate.report.lines import wrap
+
+        lines = [self.format_usage().rstrip(), "", self.description or ""]
+        for group, names in GROUPS.items():
+            lines += ["", f"{group}:"]
+            for name in names:
+                text = (find_command(name).__doc__ or "").strip().splitlines()[0]
+                lines += wrap(f"{name:<12}{text}", 80, " " * 4, " " * 16)
+        lines += ["", "Options and examples of a command: feedrate help COMMAND"]
+        return "\n".join(lines) + "\n"
 
 
 def go_apart(function: str) -> int | None:
