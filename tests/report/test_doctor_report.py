@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feedrate import RandomErasing, RandomResizedCrop
 from feedrate.doctor.analyse.loader_call import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
-from feedrate.doctor.results import Diagnosis, Remedy
+from feedrate.doctor.results import Diagnosis, HotLine, Remedy
 from feedrate.report import doctor_words as words
 from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
@@ -291,3 +291,13 @@ def test_the_reason_why_something_gives_nothing_is_not_cut_off() -> None:
     useless = Remedy("speed-up-loop", title, 1.01, 1.0, 1.02)
     drawn = draw_diagnosis(replace(make_storage_bound(), remedies=(useless,)))
     assert "1.01x predicted" in drawn
+
+
+def test_the_line_that_has_most_of_the_workers_time_stands_in_the_short_report() -> None:
+    hot = HotLine("/home/ada/project/d_h5.py:9", "__getitem__", "worker", 0.95, "return self.h['images'][i]")
+    diagnosis = replace(make_storage_bound(), hot_lines=(hot,))
+    assert "hot line  95% of the workers' time: d_h5.py:9: return self.h['images'][i]" in draw_diagnosis(
+        diagnosis
+    )
+    in_the_loop = replace(diagnosis, hot_lines=(replace(hot, where="main"),))
+    assert "hot line" not in draw_diagnosis(in_the_loop)

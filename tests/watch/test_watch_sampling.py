@@ -83,12 +83,13 @@ TREE = """
 
 
 @pytest.fixture
-def job(tmp_path: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a worker that computes and one that sleeps, and an open file."""
+def job(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a worker that computes and one that sleeps, and an open file; or another script."""
+    code, *words = getattr(request, "param", (TREE,))
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(TREE))
+    script.write_text(textwrap.dedent(code))
     with subprocess.Popen(
-        [sys.executable, script, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, script, script, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -98,10 +99,10 @@ def job(tmp_path: Any) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def take_until(sampler: Any, is_enough: Any) -> Any:
+def take_until(sampler: Any, is_enough: Any, glances: int = 20) -> Any:
     """Read again until the counters of the kernel have moved: they do so a hundred times a second."""
     while True:
-        for _ in range(20):
+        for _ in range(glances):
             sampler.glance()
         seen = sampler.take()
         if is_enough(seen):
@@ -118,6 +119,75 @@ def test_a_job_is_its_training_process_and_its_workers_with_what_each_does(job: 
     assert seen.not_visible == ()
     assert seen.memory.job_bytes > 0
     assert seen.cores.job > 0
+
+
+COMPRESSING = """
+    import multiprocessing, os, sys, threading, zlib
+
+    def burn(ready):
+        ready.put(None)
+        while True:
+            pass
+
+    def compress():
+        data = os.urandom(1 << 20)
+        while True:
+            zlib.compress(data)  # lets the main thread run, as the writer of a checkpoint does
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("fork")
+        ready = context.SimpleQueue()
+        worker = context.Process(target=burn, args=(ready,), daemon=True)
+        worker.start()
+        ready.get()
+        threading.Thread(target=compress, daemon=True).start()
+        print("ready", flush=True)
+        sys.stdin.read()
+        worker.kill()
+        os._exit(0)
+"""
+RANKS = """
+    import multiprocessing, multiprocessing.connection, sys, threading
+
+    def train(ready, read):
+        ready.put(None)
+        while not read.poll():
+            sum(range(10000))
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[2])
+        ready = context.SimpleQueue()
+        read, write = context.Pipe(duplex=False)
+        ranks = [context.Process(target=train, args=(ready, read), daemon=True) for _ in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            ready.get()
+        print("ready", flush=True)
+        threading.Thread(target=lambda: (sys.stdin.read(), write.send(0)), daemon=True).start()
+        if sys.argv[2] == "spawn":
+            # As torch.multiprocessing.spawn waits.
+            multiprocessing.connection.wait([rank.sentinel for rank in ranks])
+        else:
+            ranks[0].join()
+"""
+
+
+@pytest.mark.parametrize("job", [(COMPRESSING,)], indirect=True)
+def test_a_busy_thread_of_the_trainer_does_not_hide_that_its_main_thread_waits(job: Any) -> None:
+    sampler = JobSampler(job.pid, Gpus())
+    seen = take_until(sampler, lambda seen: seen.trainers[0].cores > 0.5 and seen.workers[0].cores > 0.1)
+    assert seen.trainers[0].doing == "idle"
+    assert seen.trainers[0].shares.computing < 0.3
+
+
+@pytest.mark.parametrize("job", [(RANKS, "spawn"), (RANKS, "fork")], indirect=True, ids=["spawn", "fork"])
+def test_ranks_on_the_cpu_whose_parent_only_waits_for_their_end_train_and_are_no_workers(job: Any) -> None:
+    def compute(seen: Any) -> bool:
+        return sum(one.cores > 0.1 for one in seen.processes if one.pid != job.pid) == 2
+
+    seen = take_until(JobSampler(job.pid, Gpus()), compute, glances=500)
+    assert [one.role for one in seen.processes] == ["trainer", "trainer"]
 
 
 def test_a_job_that_has_ended_gives_no_view(job: Any) -> None:

@@ -53,6 +53,24 @@ def test_a_fork_server_helps_and_what_it_forked_are_workers() -> None:
     }  # fmt: skip
 
 
+def test_a_helper_is_known_by_its_program_or_module_and_never_by_arguments() -> None:
+    arguments = ("--report_to", "tensorboard", "--note", "resource_tracker", "multiprocessing.spawn")
+    helpers = [
+        ("/opt/env/bin/python3", "/opt/env/bin/tensorboard", "--logdir", "runs"),
+        ("python3", "-u", "-m", "tensorboard.main", "--logdir", "runs"),
+        ("python3", "-W", "ignore", "-c", TRACKER[2]),
+        ("python3", "/opt/env/torch/_inductor/compile_worker/__main__.py", "--workers=4"),
+        ("/opt/env/torch/bin/torch_shm_manager",),
+    ]
+    trainings = [
+        ("python3", "-u", "/home/tensorboard/train.py", *arguments),
+        ("python3", "-m", "train", *arguments),
+        ("torchrun", "train.py", *arguments),
+    ]
+    assert [roles((1, 0, "python3", command))[1] for command in helpers] == [HELPER] * 5
+    assert [roles((1, 0, "python3", command))[1] for command in trainings] == [TRAINER] * 3
+
+
 def test_ranks_that_a_launcher_started_are_no_workers() -> None:
     launcher = ("python3", "-m", "torch.distributed.run", "train.py")
     assert roles((1, 0, "torchrun", launcher), (2, 1, "python3", TRAIN)) == {1: TRAINER, 2: TRAINER}

@@ -63,6 +63,12 @@ def test_a_training_that_computes_on_the_cpu_beside_idle_workers_is_the_good_cas
     assert (verdict.codes, verdict.is_good, verdict.next) == (("device-bound",), True, "")
 
 
+def test_a_training_that_computes_beside_workers_that_compute_too_is_not_called_good() -> None:
+    verdict = judge(make_job(BUSY, *make_workers(2, computing=0.9)))
+    assert (verdict.title, verdict.is_good) == (UNKNOWN, False)
+    assert "2 workers compute 90% of it" in verdict.reason
+
+
 def test_a_busy_gpu_is_the_good_case_whatever_the_trainer_does() -> None:
     for trainer in (WAITING, BUSY):
         verdict = judge(make_job(trainer, *make_workers(2, computing=0.3), gpus=(make_gpu(0.97),)))
@@ -199,6 +205,6 @@ def test_a_job_that_sleeps_is_not_held_up_by_a_quota_that_it_shares() -> None:
 
 
 def test_threads_that_load_beside_a_main_thread_that_waits_are_not_too_few_workers() -> None:
-    loading = make_process(1, computing=1.0, cores=1.5, read_bytes_per_s=50e6)
+    loading = make_process(1, computing=0.2, cores=1.5, read_bytes_per_s=50e6)
     threads = (ThreadGroup("main thread", 1, 0.2, 0.0, 0), ThreadGroup("feedrate", 4, 1.3, 0.0, 0))
     assert codes(loading, gpus=(make_gpu(0.6),), threads=threads) == ()

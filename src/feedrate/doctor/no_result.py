@@ -13,6 +13,7 @@ from typing import Any
 
 from feedrate.doctor.analyse.machine import MachineTrace, Means, read_machine
 from feedrate.doctor.analyse.records import Recording, read_run
+from feedrate.doctor.analyse.stacks import count_looks
 from feedrate.doctor.analyse.timeline import PARTS
 from feedrate.doctor.facts import read_facts
 from feedrate.doctor.findings.catalogue import entry_of
@@ -94,6 +95,7 @@ _END_NS = 2**62
 _BUSY = 0.8  # of the time, or of the cores
 _WAITING = 0.3  # of the time, in which some task waited for a disk
 _LEAST_READINGS = 2
+_WORTH_A_LINE = 0.2  # of the looks
 _NEXT = {
     "tensorflow": (
         "TensorFlow",
@@ -233,7 +235,7 @@ def _explain_alone(observed: Observed, alone: Mapping[str, Any]) -> tuple[str, s
     steps, step_s = int(alone["optimizer_steps"]), float(alone["step_s"])
     message = (
         f"the command made {steps:,} optimizer steps, {format_seconds(step_s)} each, and asked no {LOADERS} "
-        f"for a batch{_split_alone(observed)}"
+        f"for a batch{_split_alone(observed)}{_word_hottest(observed)}"
     )
     hint = "data that a script loads by other means is not seen: give it to one of these"
     return message, f"{hint}; {_point_to_watch(observed)}"
@@ -253,6 +255,15 @@ def _split_alone(observed: Observed) -> str:
     rest = max(1 - sum(shares.values()), 0.0)
     words = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
     return f": {words}, all else {rest:.0%}, what it does for its data included"
+
+
+def _word_hottest(observed: Observed) -> str:
+    """Name the line of the training process that most looks found it at; empty: there were few."""
+    places = count_looks(read_run(observed.run_folder).mains[:1], in_fetch=False).places
+    if not places or places[0].share < _WORTH_A_LINE:
+        return ""
+    hot = places[0]
+    return f"; {hot.share:.0%} of the looks at it are at {hot.place} ({hot.function})"
 
 
 def _explain_silence(observed: Observed) -> tuple[str, str | None]:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feedrate.errors import NotFound, UsageError, suggest_path
 
@@ -73,10 +73,14 @@ def _list_programs() -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonCall:
-    """How a command line calls Python. `script`: None for -c, -m and standard input."""
+    """How a command line calls Python. `script`: None for -c, -m and standard input.
+
+    `program`: the script, the module, or the code; empty: standard input.
+    """
 
     flags: str  # the letters of all short options without a value: "IuB"
     script: str | None
+    program: str = field(default="", compare=False)
 
 
 def read_python_call(command: Sequence[str]) -> PythonCall | None:
@@ -87,14 +91,14 @@ def read_python_call(command: Sequence[str]) -> PythonCall | None:
     words = iter(command[1:])
     for word in words:
         if word == "-" or not word.startswith("-"):
-            return PythonCall(flags, None if word == "-" else word)
+            return PythonCall(flags, None) if word == "-" else PythonCall(flags, word, word)
         if word in _TAKE_A_VALUE:
             next(words, None)
         elif not word.startswith("--") and word[1] not in "WX":
             letters = word[1:]
             for position, letter in enumerate(letters):
                 if letter in "cm":
-                    return PythonCall(flags, None)
+                    return PythonCall(flags, None, letters[position + 1 :] or next(words, ""))
                 if letter in "WX":
                     if position == len(letters) - 1:
                         next(words, None)

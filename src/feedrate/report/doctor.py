@@ -16,6 +16,7 @@ from feedrate.units import format_count, is_number
 
 _WIDTH = 80
 _SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off
+_MOST_OF_THE_TIME = 0.8
 _LABEL = 10
 _NAME = 26  # of a part of the step, at most
 _BAR = 38  # name and bar together
@@ -90,6 +91,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
             *_shares(diagnosis.split, room),
             *_sample(diagnosis.sample),
             *_evidence(diagnosis.findings, room.evidence),
+            *_hottest(diagnosis),
         ],
         _remedies(diagnosis.remedies, room) if diagnosis.run.steps else _cures(diagnosis.remedies),
         [
@@ -160,6 +162,23 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     named = [f"{clean(kind)} {words.share(seconds / wall)}" for kind, seconds in most]
     how = ", ".join(f"{words.share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
     return _line("a sample", _fit(f"{words.seconds(wall)}: ", named, f"; {how}"))
+
+
+def _hottest(diagnosis: Diagnosis) -> list[str]:
+    """Name the line that has most of the workers' time, where the evidence does not name it already."""
+    hot = next((one for one in diagnosis.hot_lines if one.where == "worker"), None)
+    if hot is None or not is_number(hot.share) or hot.share < _MOST_OF_THE_TIME or not diagnosis.run.workers:
+        return []
+    # Where images are decoded, the line adds nothing to a finding that says how they are.
+    if any(one.code == "decode-bound" for one in diagnosis.findings[:1]):
+        return []
+    if any(hot.place in text for one in diagnosis.findings[:1] for text in one.evidence):
+        return []
+    place = clean(hot.place.rpartition("/")[2])
+    source = f": {clean(hot.source)}" if hot.source else ""
+    return _line(
+        "hot line", _shorten(f"{words.share(hot.share)} of the workers' time: {place}{source}", _WIDTH)
+    )
 
 
 def _evidence(findings: Sequence[Finding], most: int) -> list[str]:

@@ -51,6 +51,7 @@ from feedrate.watch.targets import (
     Member,
     assign_roles,
     find_frameworks,
+    is_spawned,
     promote_ranks,
 )
 from feedrate.watch.verdict import judge, settle
@@ -67,15 +68,19 @@ _LOOK_FOR_FRAMEWORKS = 12  # readings: imports take a while
 _FIND_EVERY_S = 10.0
 _MOST_JOBS = 40
 _LEAST_CORES = 0.1  # what trains uses this much, or has workers, or a GPU
+_LEAST_FED = 0.02  # of a core: a parent that uses less takes no batches from its children
+# Threads of torch that run a part of the training loop (backward) while the main thread waits for them.
+_LOOP_THREADS = b"pt_autograd"
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Of one process or thread, since it began."""
+    """Of one process or thread, since it began. `loop_s`: of what runs the training loop; None: of all."""
 
     cpu_s: float
     queued_s: float
+    loop_s: float | None = None
     read_bytes: int | None = None
     disk_bytes: int | None = None
     written_bytes: int | None = None
@@ -83,7 +88,10 @@ class Counters:
 
 def divide_time(before: Counters, after: Counters, passed_s: float, states: Mapping[str, int]) -> Shares:
     """Return what a process did between two readings; `states`: how often it was seen blocked or asleep."""
-    computing = min(1.0, max(0.0, after.cpu_s - before.cpu_s) / passed_s)
+    used_s = after.cpu_s - before.cpu_s
+    if before.loop_s is not None and after.loop_s is not None:
+        used_s = after.loop_s - before.loop_s
+    computing = min(1.0, max(0.0, used_s) / passed_s)
     queued = min(1.0 - computing, max(0.0, after.queued_s - before.queued_s) / passed_s)
     rest = max(0.0, 1.0 - computing - queued)
     blocked, asleep = states.get("blocked", 0), states.get("asleep", 0)
@@ -151,7 +159,7 @@ class JobSampler:
         open_files = {path for pid in loaders for path in list_open(pid)}
         on_gpus = self._gpus.of(set(members), open_files)
         on_gpu = {holder.pid for gpu in on_gpus for holder in gpu.job}
-        promote_ranks(self._roles, members, on_gpu)
+        promote_ranks(self._roles, members, on_gpu | self._find_unfed(members, passed_s))
         processes = self._measure(members, passed_s, on_gpu)
         trainers = [one.pid for one in processes if one.role == TRAINER]
         self._look_for_frameworks(trainers)
@@ -201,6 +209,21 @@ class JobSampler:
             {s.pid: Member(s.pid, s.parent, s.name, self._lines[s.pid, s.name]) for s in members.values()}
         )
 
+    def _find_unfed(self, members: Mapping[int, ProcessStat], passed_s: float) -> set[int]:
+        """Return the children of parents that take nothing from them, and only wait for their end."""
+        quiet = {
+            pid
+            for pid, stat in members.items()
+            if (old := self._before.get(pid)) and stat.cpu_s - old.cpu_s < _LEAST_FED * passed_s
+        }
+        # A fork may load for a parent that is quiet for now: that one does not sleep in wait().
+        joins = {pid for pid in quiet if (read_file(f"/proc/{pid}/wchan") or b"") == b"do_wait"}
+        return {
+            pid
+            for pid, stat in members.items()
+            if stat.parent in joins or (stat.parent in quiet and is_spawned(self._lines[pid, stat.name]))
+        }
+
     def _measure(
         self, members: Mapping[int, ProcessStat], passed_s: float, on_gpu: set[int]
     ) -> tuple[WatchedProcess, ...]:
@@ -229,6 +252,7 @@ class JobSampler:
         return Counters(
             stat.cpu_s,
             int(queued[1]) * 1e-9 if len(queued) > 1 else 0.0,
+            _read_loop_s(stat.pid) if self._roles[stat.pid] == TRAINER else None,
             *(() if io is None else (io["rchar"], io["read_bytes"], io["write_bytes"])),
         )
 
@@ -348,6 +372,20 @@ def read_swap(pid: int) -> int | None:
     text = read_file(f"/proc/{pid}/status") or b""
     at = text.find(b"VmSwap:")
     return None if at < 0 else int(text[at + 7 : at + 40].split()[0]) * 1024
+
+
+def _read_loop_s(pid: int) -> float | None:
+    """Return what the main thread of a trainer computed, and those that run a part of its loop for it."""
+    used_s = 0.0
+    for tid in _list_threads(pid):
+        name = b"" if tid == pid else read_file(f"/proc/{pid}/task/{tid}/comm") or b""
+        if tid != pid and not name.startswith(_LOOP_THREADS):
+            continue
+        fields = (read_file(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
+        if not fields:
+            return None
+        used_s += int(fields[0]) * 1e-9
+    return used_s
 
 
 def _list_threads(pid: int) -> list[int]:

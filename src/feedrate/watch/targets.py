@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from feedrate.errors import NotFound, UsageError
+from feedrate.machine.command import read_python_call
 from feedrate.machine.process import (
     ProcessStat,
     list_processes,
@@ -31,7 +32,10 @@ _STARTERS = re.compile(
 )
 _LEAST_CORES, _LEAST_BYTES = 0.02, 100e6  # a process that uses less is not worth a line
 WORKER_NAME = "pt_data_worker"  # torch gives it to the workers of a DataLoader
-_HELPERS = re.compile(r"resource_tracker|semaphore_tracker|torch_shm_manager|_inductor|tensorboard")
+_HELPERS = re.compile(
+    r"multiprocessing\.(resource|semaphore)_tracker|(^|/)torch_shm_manager$|^torch\._inductor\b|/torch/_inductor/"
+    r"|(^|/)tensorboard(\.main|\.py|\.exe)?$"
+)
 _STARTED_BY_PYTHON = re.compile(r"multiprocessing\.(spawn|forkserver)")
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 # By the libraries that a process has mapped; where these may not be read, by a word of its command line.
@@ -104,13 +108,13 @@ def assign_roles(members: Mapping[int, Member]) -> dict[int, str]:
 
 
 def _find_role(member: Member, parent: Member | None) -> str:
-    line = " ".join(member.command)
-    if _HELPERS.search(line) or member.name == "torch_shm_manage":
+    program = _name_program(member.command)
+    if _HELPERS.search(program) or member.name == "torch_shm_manage":
         return HELPER
     if member.name.startswith(WORKER_NAME):
         return WORKER
     is_fork = parent is not None and bool(member.command) and member.command == parent.command
-    started = _STARTED_BY_PYTHON.search(line)
+    started = _STARTED_BY_PYTHON.search(program)
     if started is not None:
         # The server that forks workers is none itself, and waits.
         return WORKER if started.group(1) == "spawn" or is_fork else HELPER
@@ -118,14 +122,27 @@ def _find_role(member: Member, parent: Member | None) -> str:
     return WORKER if is_fork and is_python else TRAINER
 
 
-def promote_ranks(roles: dict[int, str], members: Mapping[int, ProcessStat], on_gpu: Collection[int]) -> None:
-    """Call those trainers that Python started as it starts workers, and that have workers, or a GPU.
+def _name_program(command: tuple[str, ...]) -> str:
+    """Return the program of a command line, and of Python's the script, the module or the code."""
+    call = read_python_call(command)
+    if call is not None and call.program:
+        return call.program
+    return command[0] if command else ""
 
-    `torch.multiprocessing.spawn` starts ranks so.
+
+def is_spawned(command: tuple[str, ...]) -> bool:
+    """Return whether Python's multiprocessing started this process as a program of its own."""
+    return _STARTED_BY_PYTHON.search(_name_program(command)) is not None
+
+
+def promote_ranks(roles: dict[int, str], members: Mapping[int, ProcessStat], trains: Collection[int]) -> None:
+    """Call those trainers that Python started as it starts workers, and that have workers, or train.
+
+    `torch.multiprocessing.spawn` starts ranks so. `trains`: processes on a GPU, or that feed nobody.
     """
     above = {stat.parent for pid, stat in members.items() if roles[pid] == WORKER}
     for pid, stat in members.items():
-        if roles[pid] == WORKER and not stat.name.startswith(WORKER_NAME) and (pid in above or pid in on_gpu):
+        if roles[pid] == WORKER and not stat.name.startswith(WORKER_NAME) and (pid in above or pid in trains):
             roles[pid] = TRAINER
 
 

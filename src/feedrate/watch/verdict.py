@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from feedrate.units import format_bytes, format_count, format_percent
-from feedrate.watch.results import MAIN_THREAD, MemoryUse, Shares, Verdict, WatchedJob, WatchedProcess
+from feedrate.watch.results import MemoryUse, Shares, Verdict, WatchedJob, WatchedProcess
 
 _GPU_BUSY = 0.85
 _LOW_POWER = 0.4  # of the limit: a GPU that is "busy" with little work
@@ -190,8 +190,12 @@ def _judge_workers(job: WatchedJob) -> Verdict:
         )
     if job.free_gpus and job.frameworks:
         return _unused_gpu(job)
-    reason = f"the training waits {_percent(trainer.idle)} of the time"
-    reason += f", and {many} {_verb(job, 'sleep')} {_percent(workers.idle)} of it, ahead of the training"
+    if workers.idle < _WAITS:
+        computes = f"and {many} {_verb(job, 'compute')} {_percent(workers.computing)} of it"
+        return _cannot_tell(job, f"{waits}, {computes}: neither side is ahead of the other")
+    reason = (
+        f"{waits}, and {many} {_verb(job, 'sleep')} {_percent(workers.idle)} of it, ahead of the training"
+    )
     return _good(f"{reason}; {cores.job:.1f} of {cores.limit:g} cores are used")
 
 
@@ -212,9 +216,7 @@ def _busy_workers(job: WatchedJob, reason: str) -> Verdict:
 def _judge_alone(job: WatchedJob) -> Verdict:
     """Judge a job without worker processes: threads load the data, or the training process itself does."""
     gpu, cores = measure_gpu(job), job.cores
-    # Threads that load beside it are not the training loop.
-    main = next((group.cores for group in job.threads if group.name == MAIN_THREAD), None)
-    computing = _mean(job.trainers).computing if main is None else main
+    computing = _mean(job.trainers).computing
     blocked = sum(group.waiting_for_storage for group in job.threads)
     used = f"it uses {cores.job:.1f} of {cores.limit:g} cores"
     if blocked and cores.job < _MOSTLY * cores.limit and (gpu is None or gpu < _GPU_BUSY):

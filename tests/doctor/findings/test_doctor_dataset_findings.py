@@ -234,3 +234,14 @@ def test_weights_a_single_array_and_little_decoding_are_no_slow_start(
     part: tuple[str, float, int], tmp_path: Path
 ) -> None:
     assert find(judge_start(tmp_path, part, wall=35), "slow-start") is None
+
+
+def test_reads_that_burn_cpu_are_named_before_the_handing_over(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    loop.fetches(200, 20, cpu=100, parts={"read:h5py": (80, 0), "collate:": (10, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    first = judge(tmp_path, MachineSummary(cores=2.0))[1].findings[0]
+    assert first.code == "unpack-bound"
+    assert "reading (h5py) takes 10.0 ms of CPU a sample, 80% of it" in first.evidence[0]

@@ -11,6 +11,7 @@ from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.findings.diagnose import rank
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.doctor.results import Finding
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
@@ -102,3 +103,39 @@ def test_a_loader_that_only_shares_the_cores_is_told_with_its_share_after_the_de
     device, decode = diagnosis.findings
     assert (device.code, decode.code) == ("device-bound", "decode-bound")
     assert 0.1 < decode.share < 0.2
+
+
+def judge_repeated_loop(folder: Path, script: str) -> list[Finding]:
+    """Return the findings of a dataset whose own code is the same every epoch, looked at in line 3."""
+    source = folder / "data.py"
+    source.write_text(script)
+    run = folder / "run"
+    run.mkdir()
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    worker = loop.fetches(200, 20, cpu=100, parts={"read:numpy.load": (3, 0)})
+    for number in range(20):
+        fetch = "/site-packages/torch/utils/data/_utils/fetch.py:52 fetch"
+        bits = layout.IN_FETCH | layout.ON_CPU
+        worker.record(layout.STACK, f"{source}:3@8 __getitem__;{fetch}", (1000 + number) * MS, 0, a=bits)
+    worker.write(run)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": True})
+    loop.main.write(run)
+    return list(judge(run, MachineSummary(cores=2.0))[1].findings)
+
+
+def test_a_loop_that_repeats_stands_first_as_the_root_and_keeping_its_result_is_the_second_way(
+    tmp_path: Path,
+) -> None:
+    looped = "def __getitem__(self, i):\n    for row in rows:\n        total += np.dot(row, row)\n"
+    first, second = judge_repeated_loop(tmp_path, looped)[:2]
+    assert (first.code, second.code) == ("transform-bound", "repeated-work")
+    assert first.explains == ("repeated-work",)
+    assert first.share >= second.share
+    assert "a second way" in " ".join(first.evidence)
+
+
+def test_one_call_that_repeats_is_repeated_work_first(tmp_path: Path) -> None:
+    plain = "def __getitem__(self, i):\n    x = load(i)\n    return spectrogram(x)\n"
+    assert judge_repeated_loop(tmp_path, plain)[0].code == "repeated-work"

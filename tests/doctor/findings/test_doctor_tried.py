@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Remedy
@@ -106,3 +107,21 @@ def test_the_layout_of_a_model_that_has_one_is_a_fact(
     loop.main.write(tmp_path)
     facts = list_facts(judge(tmp_path)[0], SimpleNamespace(troubles={}))  # type: ignore[arg-type]
     assert [fact.value for fact in facts if fact.name == "channels last"] == said
+
+
+def test_trials_of_a_run_that_went_twice_as_fast_once_more_are_dropped_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    loop = FakeLoop(workers=2)
+    for _ in range(40):
+        loop.step(wait=40)
+    loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (95, 0)}).write(tmp_path)
+    for workers, step_ms in ((2, 20), (3, 10)):
+        detail = {"workers": workers}
+        loop.main.fact(
+            "phase", phase=layout.TRIAL, start_ns=0, end_ns=20 * step_ms * MS, batches=20, detail=detail
+        )
+    loop.main.write(tmp_path)
+    measured, diagnosis = judge(tmp_path, MachineSummary(cores=4.0))
+    assert list(measured.experiments.trials) == [2]
+    assert any("a step took 50.0 ms, and 20.0 ms once more" in text for text in diagnosis.run.unseen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -219,3 +220,15 @@ def test_every_instruction_of_a_function_has_a_line_to_name_it_by() -> None:
     lines = {stacks._line_before(code, at) for at in range(0, len(code.co_code), 2)}
     assert lines <= set(range(first, first + 7))
     assert first + 5 in lines
+
+
+def test_a_forked_workers_look_never_reaches_the_loop_that_it_was_forked_from() -> None:
+    def make(path: str) -> Any:
+        return (compile("pass", path, "exec"), 1, 0)
+
+    library, fetch = (
+        make("/lib/python3.11/site-packages/PIL/Image.py"),
+        "/site-packages/torch/utils/data/_utils/fetch.py",
+    )
+    frames = (*[library] * 20, make(fetch), *[library] * 3, make("/home/ada/train.py"))
+    assert "train.py" not in stacks._describe(frames)

@@ -16,6 +16,7 @@ from feedrate.doctor.examine import judge_run
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, describe_end
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
+from feedrate.doctor.run import standstill as standstill_rules
 from feedrate.doctor.run.launch import Observed, needs_shared_folder
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
@@ -148,7 +149,7 @@ def test_a_run_without_a_batch_is_explained_and_keeps_the_exit_code(
     assert caught.value.exit_code == exit_code
 
 
-def train_alone(run: Path, **end: Any) -> DoctorError:
+def train_alone(run: Path, *, looked_at: str = "", **end: Any) -> DoctorError:
     """Return what is said of ten optimizer steps of 10 ms whose data came from nowhere that can be seen."""
     process = FakeProcess(5)
     process.fact("torch")
@@ -158,6 +159,8 @@ def train_alone(run: Path, **end: Any) -> DoctorError:
         process.record(layout.FORWARD, "", start + 5 * MS, 2 * MS)
         process.record(layout.BACKWARD, "", start + 7 * MS, 2 * MS)
         process.record(layout.OPTIMIZER, "SGD", start + 9 * MS, 1 * MS)
+        if looked_at:
+            process.record(layout.STACK, looked_at, start + 2 * MS, 0, a=layout.ON_CPU)
     process.fact("no-loader", optimizer_steps=1200, step_s=0.01)
     process.write(run)
     with pytest.raises(DoctorError) as caught:
@@ -201,6 +204,43 @@ def test_nothing_is_said_of_a_run_whose_loader_is_known(tmp_path: Path) -> None:
     write_facts(tmp_path, PROCESS, TORCH, LOADER, BATCH)
     standstill.look()
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("options", "more_facts", "is_ended"),
+    [
+        (DoctorOptions(seconds=30), (), True),
+        (DoctorOptions(seconds=30, passive=True), (), False),
+        (DoctorOptions(seconds=30), (LOADER,), False),
+    ],
+    ids=["after its seconds", "passive", "a loader came later"],
+)
+def test_a_training_without_a_loader_is_ended_after_the_seconds_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: DoctorOptions, more_facts: Any, is_ended: bool
+) -> None:
+    now, said = [1000.0], list[str]()
+    monkeypatch.setattr(standstill_rules.time, "monotonic", lambda: now[0])
+    standstill = Standstill(tmp_path, options, is_shared=False, watch=said.append)
+    write_facts(tmp_path, PROCESS, TORCH, {"kind": "no-loader", "optimizer_steps": 5, "step_s": 0.012})
+    ended = []
+    for passed_s in (3, 27, 4):
+        now[0] += passed_s
+        ended.append(standstill.look())
+        write_facts(
+            tmp_path,
+            PROCESS,
+            TORCH,
+            {"kind": "no-loader", "optimizer_steps": 9, "step_s": 0.012},
+            *more_facts,
+        )
+    assert ended == [False, False, is_ended]
+    assert (standstill.reason is not None) == is_ended
+    assert not is_ended or said[-1].endswith("it is ended (--seconds)")
+
+
+def test_of_a_training_without_a_loader_its_hottest_line_is_named(tmp_path: Path) -> None:
+    error = train_alone(tmp_path, looked_at="/home/ada/train.py:17@4 make_batch;/home/ada/train.py:40 main")
+    assert "100% of the looks at it are at /home/ada/train.py:17 (make_batch)" in str(error)
 
 
 TENSORFLOW = {"kind": "framework", "module": "tensorflow", "version": "2.20.0"}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from feedrate.doctor.analyse import sample
@@ -21,6 +22,9 @@ from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.analyse.stacks import count_looks
 from feedrate.doctor.analyse.timeline import Loop, batch_seconds, build_loop, user_seconds
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.units import format_seconds
+
+_ANOTHER_MACHINE = 2.0  # times as slow, the run as it is: what is tried then says nothing of the real steps
 
 
 def measure(
@@ -37,13 +41,15 @@ def measure(
     loop = loops[rank]
     made_by = sample.makers(recording, main, loop.loaders)
     loader = _read_loader(recording, main, loop, made_by)
+    samples = _measure_samples(recording, main, loop, made_by, loader, machine)
+    experiments = _read_experiments(main, loader, machine)
     return Measured(
         loop=loop,
         loops=loops,
         loader=loader,
-        samples=_measure_samples(recording, main, loop, made_by, loader, machine),
+        samples=samples,
         training=_measure_training(main, loop, loader),
-        experiments=_read_experiments(main, loader, machine),
+        experiments=_drop_disturbed(experiments, loop, loader, samples),
         machine=machine,
         tried=tried or Tried(),
     )
@@ -138,6 +144,27 @@ def _read_experiments(main: Process, loader: UsedLoader, machine: MachineSummary
         no_room=main.last("no-room"),
         waits={phase: _experiment_waits(main, phase) for phase in range(1, len(layout.PHASES))},
     )
+
+
+def _drop_disturbed(
+    experiments: Experiments, loop: Loop, loader: UsedLoader, samples: Samples
+) -> Experiments:
+    """Drop the trials of a machine that was another one during them than in the real steps.
+
+    Where samples wait for storage, files that have come into memory since make the same difference.
+    """
+    again, cost = experiments.trials.get(loader.workers), samples.cost
+    if again is None or (cost is not None and cost.total.blocked_s > 0.1 * cost.total.wall_s):
+        return experiments
+    if max(loop.own_s / again.seconds, again.seconds / max(loop.own_s, 1e-9)) < _ANOTHER_MACHINE:
+        return experiments
+    why = (
+        f"a step took {format_seconds(loop.own_s)}, and {format_seconds(again.seconds)} once more with "
+        "as many workers: something else used the machine, and no trial counts"
+    )
+    skipped = [*experiments.skipped, {"phase": layout.TRIAL, "why": why}]
+    # The run once more still says how fast the machine was while the other experiments were made.
+    return replace(experiments, trials={loader.workers: again}, skipped=skipped)
 
 
 def _pack_sample(

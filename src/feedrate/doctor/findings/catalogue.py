@@ -140,6 +140,13 @@ CATALOGUE: tuple[Entry, ...] = (
         explains=("handover-bound", "workers-starved"),
     ),
     Entry(
+        "unpack-bound", "Reading burns CPU: what is stored is unpacked for every sample",
+        "Chunks are read and unpacked whole, however little of them a sample is.",
+        dataset.find_unpacking, instead={PACK: None, OPAQUE: None},
+        cures=("cache-in-memory", "preprocess-once", "more-workers"),
+        explains=("handover-bound",),
+    ),
+    Entry(
         "slow-start", "Samples are decoded before the training begins, in one thread",
         "Each is read and decoded after the other while the other cores, and the device, have nothing to do.",
         dataset.find_slow_start,

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
     freeing_s,
     make_remedy,
+    of_loader,
     percent,
     saved_by,
+    saved_without,
     shortened,
     wait_words,
     waits_for_data,
@@ -26,6 +29,8 @@ _MUCH_LARGER = 4  # times the tensors: from here on their storage is worth a wor
 _LEAST_COPIED_BYTES = 1e6
 _LEAST_START_S = 3.0  # of decoding and reading before the first step
 _LONG_START_S = 60.0  # that long is worth a word, whatever the length of the training
+_UNPACKERS = {"h5py", "zarr", "zipfile"}  # readers that decompress
+_MOSTLY_UNPACKED = 0.5  # of a sample's CPU
 
 
 def find_idle_workers(m: Measured) -> Evidence | None:
@@ -95,6 +100,30 @@ def without_views(m: Measured) -> Pipeline:
         # What a batch takes beyond its making and pickling is receiving, which small ones need as well.
         handover_s=max(now.handover_s - (1 - kept) * m.unseen_s, 0.0),
     )
+
+
+def find_unpacking(m: Measured) -> Evidence | None:
+    """Reads that compute: what is stored compressed, in chunks of many samples, is unpacked for each one."""
+    sample = m.samples.cost
+    if sample is None or not waits_for_data(m):
+        return None
+    parts = [(name, cost) for (kind, name), cost in sample.parts.items() if kind == "read"]
+    unpacked = [(name, cost) for name, cost in parts if name.partition(".")[0] in _UNPACKERS]
+    cpu_s = sum(cost.cpu_s for _, cost in unpacked)
+    if cpu_s < _MOSTLY_UNPACKED * sample.total.cpu_s:
+        return None
+    share = capped(m, saved_without(m, Cost(cpu_s, 0.0, 0.0)))
+    if share < WORTH_TELLING:
+        return None
+    name = max(unpacked, key=lambda item: item[1].cpu_s)[0]
+    of_sample = percent(cpu_s / sample.total.cpu_s)
+    lines = [f"reading ({name}) takes {format_seconds(cpu_s)} of CPU a sample, {of_sample} of it"]
+    lines += [
+        f"{percent(hot.share)} of the looks at the workers: {hot.place}: {hot.source}"
+        for hot in m.samples.looks.own[:1]
+    ]
+    numbers = {"read_cpu_s": cpu_s, "sample_s": sample.total.wall_s}
+    return of_loader(m, share, [*lines, wait_words(m)], numbers)
 
 
 def find_slow_start(m: Measured) -> Evidence | None:

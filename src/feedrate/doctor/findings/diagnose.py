@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from feedrate.doctor.analyse.metrics import Measured, Timing
 from feedrate.doctor.analyse.timeline import measure_overhead
@@ -32,6 +33,11 @@ from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400
 _FEWEST_STEPS = 20
+_LOOP, _REPEATED = "transform-bound", "repeated-work"
+_AS_MUCH = 0.95  # of the gain of keeping results, at least: as much as that
+_SECOND_WAY = (
+    "a second way: the same work repeats in every epoch, and its result could be kept (repeated-work)"
+)
 _TITLES = {
     "copy": "copy to the device", "sync": "waiting for the device", "readback": "copy back from the device",
     "forward": "forward", "backward": "backward", "optimizer": "optimizer", "write": "writing files",
@@ -84,6 +90,11 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
         for code, (entry, _) in found.items()
         if min(shares[code], weights[code]) >= entry.explains_from
     }
+    if _is_loop_the_root(shares, remedies):
+        entry, evidence = found[_LOOP]
+        found[_LOOP] = (entry, replace(evidence, lines=(*evidence.lines, _SECOND_WAY)))
+        explains[_REPEATED] = tuple(other for other in explains.get(_REPEATED, ()) if other != _LOOP)
+        explains[_LOOP] = (_REPEATED,)
     outside = {code for code, (entry, _) in found.items() if entry.is_outside}
     curable = {code for code in found if code != GOOD_CASE and weights[code] >= WORTH_A_VERDICT}
     if GOOD_CASE in found and curable:
@@ -93,6 +104,17 @@ def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, .
     # A device at work is the good case: it never hides a cause that can be cured.
     order = rank(weights, explains, outside=outside, after={GOOD_CASE: curable})
     return tuple(_make(*found[code], shares[code], explains.get(code, ()), remedies) for code in order)
+
+
+def _is_loop_the_root(shares: Mapping[str, float], remedies: Mapping[str, Remedy]) -> bool:
+    """Return whether work repeats that would be short without its Python loop: then the loop is the cause."""
+    if _REPEATED not in shares or shares.get(_LOOP, 0.0) < shares[_REPEATED]:
+        return False
+    vectorised = remedies.get("vectorise-transform")
+    kept = [remedies[name] for name in ("preprocess-once", "cache-in-memory") if name in remedies]
+    if vectorised is None or not vectorised.helps:
+        return False
+    return vectorised.predicted_speedup >= _AS_MUCH * max((r.predicted_speedup for r in kept), default=1.0)
 
 
 def rank(

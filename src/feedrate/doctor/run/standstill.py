@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command that takes no batch: say what is waited for, and end it where --seconds was given.
 
+One that trains without a loader has shown after --seconds what can be seen of it, and is ended then.
+
 A long import, an index that is built and a model that is compiled take no batch either, but they compute,
 read or write. A command stands still when none of its processes does.
 """
@@ -39,6 +41,8 @@ class Standstill:
         self._seconds = options.seconds
         # Processes on other nodes cannot be looked at.
         self._may_end = options.ends_standstill and not options.passive and not is_shared
+        self._ends_alone = not options.passive and not is_shared
+        self._alone_s: float | None = None  # when steps without a loader were first seen
         self._watch = watch
         self._every_s = min(_LOOK_EVERY_S, self._seconds / 4)
         self._looked_s = self._recorded_s = self._wrote_s = self._moved_s = time.monotonic()
@@ -58,6 +62,8 @@ class Standstill:
         if self.reason is not None or now < self._looked_s + self._every_s:
             return False
         passed_s, self._looked_s = now - self._looked_s, now
+        if self._is_done_alone(now):
+            return True
         if self._has_recorded():
             self._recorded_s, self._tell_s, self._steps = now, 0.0, None
         self._note_use(now, passed_s)
@@ -80,11 +86,24 @@ class Standstill:
             self._watch(f"{told}; Ctrl-C ends it, and what was seen is judged")
         return False
 
+    def _is_done_alone(self, now: float) -> bool:
+        if not self._ends_alone or self._alone_s is None or now - self._alone_s < self._seconds:
+            return False
+        if any(fact.get("kind") == "loader" for fact in read_facts(self._run)):
+            self._alone_s = None
+            return False
+        self.reason = (
+            f"the command trained for {format_seconds(self._seconds)} and asked no {LOADERS} for a batch"
+        )
+        self._watch(f"{self.reason}: it is ended (--seconds)")
+        return True
+
     def _ask_for_loader(self) -> None:
         """Tell at once, and once, of steps that take their data from nowhere that can be seen."""
         for fact in read_facts(self._run):
             self._knows_loader = self._knows_loader or fact.get("kind") in ("loader", "no-loader")
             if fact.get("kind") == "no-loader":
+                self._alone_s = self._asked_s
                 steps = format_count(int(fact["optimizer_steps"]), "optimizer step")
                 told = f"{steps} of {format_seconds(float(fact['step_s']))}, and no {LOADERS} so far"
                 self._watch(f"{told}: data that comes by other means is not seen, only what is done with it")

@@ -25,6 +25,7 @@ from .training import training
 
 _GIVES_WAY_AFTER_S = 0.001
 _MOST_FRAMES = 12
+_LOADER = "torch/utils/data/_utils/"
 _DEEPEST = 48
 _MOST_STACKS = 20_000
 _ENOUGH_UNDRAWN = 3
@@ -175,8 +176,12 @@ def _record(seen: tuple[Any, ...], bits: int) -> None:
 
 
 def _describe(found: tuple[Any, ...]) -> str:
-    """Return the frames as text, without those of torch and ours at the outer end (the worker's loop)."""
-    frames = list(found)
+    """Return the frames as text, without those of torch and ours at the outer end (the worker's loop).
+
+    A forked worker's stack goes on into the training loop that it was forked from, which is not its own.
+    """
+    outer = next((n for n, f in enumerate(found) if _LOADER in f[0].co_filename), len(found))
+    frames = list(found[: outer + 1])
     while len(frames) > 1 and is_internal(frames[-1][0].co_filename):
         frames.pop()
     if len(frames) > _MOST_FRAMES and not any(is_user(f[0].co_filename) for f in frames[:_MOST_FRAMES]):
