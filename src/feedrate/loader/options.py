@@ -266,6 +266,11 @@ def check_scratch(scratch: object) -> None:
 def check_image(image: object, flip: object, mode: object = "RGB") -> None:
     if mode not in ("RGB", "L"):
         raise UsageError(f'mode must be "RGB" or "L" (gray, one channel), got {mode!r}')
+    if isinstance(image, type):
+        raise UsageError(
+            f"image must be an image operation, got the class {image.__name__}",
+            hint=f"call it with a size: image={image.__name__}(224)",
+        )
     if image is not None and not (hasattr(image, "place") and hasattr(image, "out_size")):
         raise UsageError(
             f"image must be an image operation, got {image!r}",
