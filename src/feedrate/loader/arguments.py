@@ -167,7 +167,7 @@ def as_range(value: Any) -> Range | None:
 
 
 def as_plain(value: Any) -> Any:
-    """Return lists in the place of arrays and tensors, also inside tuples and lists; all else as it was typed."""
+    """Return lists in the place of arrays and tensors, also inside tuples; all else as it was typed."""
     if isinstance(value, (tuple, list)):
         return type(value)([as_plain(one) for one in value])
     return value.tolist() if hasattr(value, "tolist") else value
