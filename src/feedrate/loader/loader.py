@@ -163,7 +163,8 @@ class Loader:
         self._prefetch = options.prefetch or choose_prefetch(pixels * wide * options.batch_size, makers)
         self._cursor = Cursor()
         self._closed = False
-        self._shares(self._order.at(0), 0, rank).check_not_empty(0)
+        if len(self._subset):  # a pack without samples gives none, which is no mistake of its user
+            self._shares(self._order.at(0), 0, rank).check_not_empty(0)
 
     def _explain_cpu(self) -> str | None:
         """Return why the CPU decodes whatever happens; None: the GPU may."""
@@ -266,7 +267,7 @@ class Loader:
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
         shares = self._shares(order, cursor.samples, self.ranks.use())
-        if not cursor.samples:
+        if not cursor.samples and len(self._subset):
             shares.check_not_empty(cursor.epoch)
         if self._resources.cached is not None:
             self._resources.cached.begin_epoch()
