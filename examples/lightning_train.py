@@ -23,7 +23,7 @@ class Net(lightning.LightningModule):
             torch.nn.ReLU(),
             torch.nn.AdaptiveAvgPool2d(1),
             torch.nn.Flatten(),
-            torch.nn.Linear(16, len(feedrate.Dataset(options.pack).classes)),
+            torch.nn.Linear(16, len(feedrate.Dataset(options.pack, split="all").classes)),
         )
 
     def train_dataloader(self) -> feedrate.Loader:
@@ -31,6 +31,7 @@ class Net(lightning.LightningModule):
         return feedrate.Loader(
             self.options.pack,
             self.options.batch_size,
+            split="all",
             image=feedrate.RandomResizedCrop(64),
             flip=True,
             normalize="imagenet",

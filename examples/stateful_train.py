@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loader = feedrate.Loader(
         options.pack,
         options.batch_size,
+        split="all",
         image=feedrate.RandomResizedCrop(64),
         flip=True,
         normalize="imagenet",

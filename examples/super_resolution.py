@@ -80,6 +80,7 @@ def make_feed(kind, photos, pack, scratch, workers):
     if kind == "loader":
         return feedrate.Loader(
             pack,
+            split="all",
             batch_size=BATCH,
             fields=("image", feedrate.View("image", size=SIDE // TIMES)),
             image=feedrate.RandomCrop(SIDE),

@@ -41,6 +41,7 @@ class PackTrainer(transformers.Trainer):
         return feedrate.Loader(
             self.pack,
             self.args.per_device_train_batch_size,
+            split="all",
             image=feedrate.RandomResizedCrop(64),
             flip=True,
             normalize="imagenet",
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1),
         torch.nn.Flatten(),
-        torch.nn.Linear(16, len(feedrate.Dataset(options.pack).classes)),
+        torch.nn.Linear(16, len(feedrate.Dataset(options.pack, split="all").classes)),
     )
     settings = transformers.TrainingArguments(
         options.out,

@@ -6,12 +6,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from feedrate import Dataset, Loader, UsageError, decode, decode_batch
+from feedrate import Dataset, Loader, RandomResizedCrop, UsageError, decode, decode_batch
 from feedrate.loader.options import Options
+from support.packs import write_images
 
 
 @pytest.mark.parametrize(
@@ -49,3 +53,20 @@ def test_help_shows_the_options_of_a_loader_and_its_page_says_what_each_is_for()
     assert Loader.__doc__ is not None
     told = Loader.__doc__.replace("rank, world_size:", "rank:\n        world_size:")
     assert [name for name in names if f"        {name}: " not in told and f"{name}:\n" not in told] == []
+
+
+@pytest.mark.parametrize("open_it", [Loader, Dataset])
+def test_the_class_of_an_image_operation_is_answered_with_the_call(tmp_path: Path, open_it: Any) -> None:
+    packed = write_images(tmp_path / "p", 4)
+    with pytest.raises(UsageError, match="got the class RandomResizedCrop") as caught:
+        open_it(packed, image=RandomResizedCrop)
+    assert "image=RandomResizedCrop(224)" in str(caught.value.hint)
+
+
+def test_normalize_takes_tensors_and_arrays(tmp_path: Path) -> None:
+    packed, mean, deviation = write_images(tmp_path / "p", 4), [0.5, 0.4, 0.3], [0.2, 0.25, 0.5]
+    told = (mean, deviation)
+    wanted = next(iter(Loader(packed, 4, shuffle=False, normalize=told)))[0]
+    for given in ((torch.tensor(mean), torch.tensor(deviation)), np.array(told), torch.tensor(told)):
+        images = next(iter(Loader(packed, 4, shuffle=False, normalize=given)))[0]
+        torch.testing.assert_close(images, wanted)

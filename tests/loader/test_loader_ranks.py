@@ -172,3 +172,16 @@ def test_one_process_of_jax_leaves_the_question_to_the_loader(pack, monkeypatch)
     monkeypatch.setitem(sys.modules, "jax", fake_jax(0, 1))
     say_rank(monkeypatch, "3", "4")
     assert sum(len(n) for (n,) in feedrate.jax.batches(pack, batch_size=5, fields=("number",))) == 24
+
+
+def test_the_rank_of_a_process_group_is_said_once_with_the_way_out(pack, monkeypatch, caplog):
+    begin_group(monkeypatch, 0, 3)
+    with caplog.at_level(logging.WARNING, "feedrate"):
+        for _ in range(2):
+            with open_loader(pack) as loader:
+                assert count_given(loader) == 33
+        with open_loader(pack, world_size=1) as loader:
+            assert count_given(loader) == N
+    (said,) = caplog.messages
+    assert "rank 0 of 3, as the process group says" in said
+    assert "world_size=1" in said

@@ -205,6 +205,7 @@ class PackFeed:
         repeated = np.arange(manifest.samples * options.repeat) // options.repeat
         self.loader = feedrate.Loader(
             pack,
+            split="all",
             batch_size=options.batch_size,
             shuffle=True,
             seed=options.seed,

@@ -164,3 +164,10 @@ def as_range(value: Any) -> Range | None:
     if len(pair) != 2 or not all(is_number(one) for one in pair) or pair[0] > pair[1]:
         return None
     return float(pair[0]), float(pair[1])
+
+
+def as_plain(value: Any) -> Any:
+    """Return lists in the place of arrays and tensors, also inside tuples; all else as it was typed."""
+    if isinstance(value, (tuple, list)):
+        return type(value)([as_plain(one) for one in value])
+    return value.tolist() if hasattr(value, "tolist") else value

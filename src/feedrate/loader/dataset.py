@@ -20,7 +20,7 @@ from feedrate.loader.arguments import Size, check_choice, check_functions, check
 from feedrate.loader.geometry import CropSampler, Geometry, Places, check_size, decode_crops, decode_pixels
 from feedrate.loader.image import ImageOp, Resize, View
 from feedrate.loader.options import Mode, Wanted
-from feedrate.loader.order import find_split, members
+from feedrate.loader.order import find_parts, find_split, members, tell_parts
 from feedrate.loader.packs import open_pack
 from feedrate.loader.values import choose_output, explain_status, move_boxes, read_field
 
@@ -85,7 +85,9 @@ class Dataset:
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
-        self._open()
+        opened = self._open()
+        if split is None and (parts := find_parts(opened.pack)):
+            tell_parts(opened.pack.name, parts)
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():

@@ -75,11 +75,12 @@ class Loader:
             `scratch`), "shuffled", positions, or a function from epoch to positions.
         weights: draw with replacement: one weight per sample, or "balanced" for equal shares of the classes.
         split: a part of the samples that 'feedrate split' made: "train", "train+validation", "fold:2"; or a
-            fixed share of them, (0, 0.9) and (0.9, 1), which does not depend on the seed.
+            fixed share of them, (0, 0.9) and (0.9, 1), which does not depend on the seed; or "all".
         drop_last: drop the last global batch when it is not full.
         pad: fill the last global batch up with samples from the epoch's beginning, so that ranks get equal
             numbers.
         rank, world_size: this process among all; None: as torch.distributed says, else RANK and WORLD_SIZE.
+            world_size=1: this process gets all samples, also where there are others.
         transform: called with a dict of one sample's fields, in threads.
         collate: makes a batch of a list of samples; None with a transform: stack what stacks.
         scratch: a folder on a disk of this machine, or "auto" to look for one: the pack is copied there while
@@ -138,6 +139,10 @@ class Loader:
                 has_choices=any(len(w.filters or ()) > 1 for w in self._wanted),
             )  # fmt: skip
         self._subset = orders.find_split(opened, options.split)
+        # Positions and weights of samples say by themselves which are meant.
+        is_open = all(isinstance(given, str | None) for given in (options.order, options.weights))
+        if options.split is None and is_open and (parts := orders.find_parts(opened)):
+            orders.tell_parts(opened.name, parts)
         self._order = orders.choose_order(opened, options, self._subset)
         self._fingerprint = orders.fingerprint(opened.manifest)
         self._output = choose_output(options.output)
@@ -158,7 +163,8 @@ class Loader:
         self._prefetch = options.prefetch or choose_prefetch(pixels * wide * options.batch_size, makers)
         self._cursor = Cursor()
         self._closed = False
-        self._shares(self._order.at(0), 0, rank).check_not_empty()
+        if len(self._subset):  # a pack without samples gives none, which is no mistake of its user
+            self._shares(self._order.at(0), 0, rank).check_not_empty(0)
 
     def _explain_cpu(self) -> str | None:
         """Return why the CPU decodes whatever happens; None: the GPU may."""
@@ -261,8 +267,8 @@ class Loader:
         self._cursor = cursor = self._upcoming()
         order = self._order.at(cursor.epoch)
         shares = self._shares(order, cursor.samples, self.ranks.use())
-        if not cursor.samples:
-            shares.check_not_empty()
+        if not cursor.samples and len(self._subset):
+            shares.check_not_empty(cursor.epoch)
         if self._resources.cached is not None:
             self._resources.cached.begin_epoch()
         feed = self._make_feed(order, shares, cursor.epoch)

@@ -93,10 +93,10 @@ class Options:
 
     @property
     def given_rank(self) -> tuple[int, int] | None:
-        return None if self.rank is None or self.world_size is None else (self.rank, self.world_size)
+        return None if self.world_size is None else (self.rank or 0, self.world_size)
 
     def _check_ranks(self) -> None:
-        if (self.rank is None) != (self.world_size is None):
+        if (self.rank is None) != (self.world_size is None) and (self.rank, self.world_size) != (None, 1):
             raise UsageError(
                 f"rank and world_size belong together, got rank={self.rank} and world_size={self.world_size}"
             )
@@ -116,7 +116,7 @@ class Options:
             )
         if self.order is not None and self.weights is not None:
             raise UsageError("order says which samples come, and so does weights: give one of them")
-        if self.split is not None:
+        if self.split is not None and self.split != "all":
             if not isinstance(self.split, str):
                 check_split(self.split)
             if self.order is not None and not (isinstance(self.order, str) and self.order != "windowed"):
@@ -266,6 +266,11 @@ def check_scratch(scratch: object) -> None:
 def check_image(image: object, flip: object, mode: object = "RGB") -> None:
     if mode not in ("RGB", "L"):
         raise UsageError(f'mode must be "RGB" or "L" (gray, one channel), got {mode!r}')
+    if isinstance(image, type):
+        raise UsageError(
+            f"image must be an image operation, got the class {image.__name__}",
+            hint=f"call it with a size: image={image.__name__}(224)",
+        )
     if image is not None and not (hasattr(image, "place") and hasattr(image, "out_size")):
         raise UsageError(
             f"image must be an image operation, got {image!r}",

@@ -9,7 +9,9 @@ order is over; a saved state, where in an epoch a loader stands, and what must a
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,12 +22,15 @@ import numpy.typing as npt
 from feedrate import kernel
 from feedrate.arrays import F64, I64
 from feedrate.draws import GROUP, Purpose, draw_uniforms, make_key, mix_array, order_shards, permute
-from feedrate.errors import UsageError
+from feedrate.errors import PackError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import Manifest
 from feedrate.format.pack import Pack
+from feedrate.loader.arguments import is_whole
 from feedrate.loader.options import Options, find_label
 from feedrate.units import shell_quote
+
+log = logging.getLogger("feedrate")
 
 # 256 samples of 110 KB are one sequential read of 28 MB; 16 of them mix 4096 samples.
 BLOCK = 256
@@ -240,24 +245,46 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """Positions of a split: a stretch of one fixed permutation, whatever the seed; exact counts."""
+    """Positions of a split by fractions, whatever the seed; exact counts.
 
-    n: int
-    start: int
-    stop: int
+    A pack is cut piece by piece: what it was made of, then each append. A piece has one fixed permutation, of
+    which a split takes a range, so an append moves no sample that was there to the other side.
+    """
+
+    pieces: tuple[int, ...]
     fractions: tuple[float, float] | None = None
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return sum(stop - start for start, stop in self._ranges())
 
-    def identity(self) -> list[float] | None:
-        """Return the fractions it was cut with, for the saved state."""
-        return None if self.fractions is None else [float(edge) for edge in self.fractions]
+    @property
+    def is_whole(self) -> bool:
+        return len(self) == sum(self.pieces)
+
+    def identity(self) -> list[Any] | None:
+        """Return its fractions, and the pieces where there are several, for the saved state."""
+        if self.fractions is None:
+            return None
+        edges = [float(edge) for edge in self.fractions]
+        return edges if self.is_whole or len(self.pieces) == 1 else [*edges, list(self.pieces)]
 
     def positions(self, indices: I64) -> I64:
-        if len(self) == self.n:
+        if self.is_whole:
             return indices
-        return permute(indices + self.start, self.n, make_key(self.n, Purpose.SPLIT))
+        ranges = self._ranges()
+        ends = np.cumsum([stop - start for start, stop in ranges])
+        which = np.searchsorted(ends, indices, side="right")
+        found = np.empty(len(indices), np.int64)
+        for piece in np.unique(which).tolist():
+            (start, stop), n = ranges[piece], self.pieces[piece]
+            inside = indices[which == piece] - (int(ends[piece]) - (stop - start)) + start
+            key = make_key(n, Purpose.SPLIT) if piece == 0 else make_key(n, piece, Purpose.SPLIT)
+            found[which == piece] = permute(inside, n, key) + sum(self.pieces[:piece])
+        return found
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        start, stop = self.fractions or (0.0, 1.0)
+        return [(round(start * n), round(stop * n)) for n in self.pieces]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,10 +305,28 @@ class Members:
         return f"{self.name} {_digest(self.chosen.astype(np.int64))}"
 
 
-def cut(n: int, fractions: tuple[float, float] | None) -> Subset:
-    """Return the samples of a split `(start, stop)`; None: all of them."""
-    start, stop = fractions or (0.0, 1.0)
-    return Subset(n, round(start * n), round(stop * n), fractions)
+def cut(pieces: int | Sequence[int], fractions: tuple[float, float] | None) -> Subset:
+    """Return the samples of a split `(start, stop)`; None: all of them.
+
+    Args:
+        pieces: how many samples the pack was made of, and how many each append brought.
+    """
+    return Subset((pieces,) if isinstance(pieces, int) else tuple(pieces), fractions)
+
+
+def _find_pieces(pack: Pack) -> list[int]:
+    """Return how many samples the pack was made of, and how many each append brought."""
+    appended = pack.manifest.settings.get("appended", [])
+    try:
+        brought = [one["samples"] for one in appended]
+        first = len(pack) - sum(brought)
+    except (TypeError, KeyError):
+        brought, first = [], -1
+    if first < 0 or not all(is_whole(count, 0) for count in brought):
+        raise PackError(
+            f"{pack.name} is damaged: pack.json names appended samples that {len(pack):,} do not hold"
+        )
+    return [first, *brought]
 
 
 def _digest(array: I64 | F64) -> str:
@@ -290,6 +335,7 @@ def _digest(array: I64 | F64) -> str:
 
 Split = Subset | Members
 DEFAULT_COLUMN = "split"
+ALL = "all"
 
 
 def find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
@@ -297,14 +343,47 @@ def find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
 
     Args:
         split: fractions `(start, stop)`, or the name of a part: "train" of the column `split`, "fold:2" of
-            another column of classes; several with "+" between them.
+            another column of classes; several with "+" between them; "all".
 
     Raises:
-        UsageError: the pack has no such column, or the column no such part.
+        UsageError: the pack has no such column, the column no such part, or the split no samples.
         PackError: the column is damaged.
     """
+    found = _find_split(pack, None if split == ALL else split)
+    if split is not None and len(pack) and not len(found):
+        raise UsageError(
+            f"split={split!r} holds none of the {len(pack):,} samples of {pack.name}",
+            hint="choose a larger share, or leave split out",
+        )
+    return found
+
+
+@functools.cache
+def tell_parts(pack: str, parts: tuple[str, ...]) -> None:
+    log.warning(
+        '%s has the parts %s, and all of them are loaded together: split="%s" gives one, split="all" all '
+        "without this warning",
+        pack, _few(list(parts)), parts[0],
+    )  # fmt: skip
+
+
+def find_parts(pack: Pack) -> tuple[str, ...]:
+    """Return the names that `split=` takes for the pack's stored parts; none: it was never split."""
+    made = pack.manifest.settings.get("columns", {})
+    names: list[str] = []
+    for field in pack.fields:
+        if field.classes is None or field.kind is not Kind.NUMBER:
+            continue
+        if field.name == DEFAULT_COLUMN:
+            names += field.classes
+        elif "shares" in made.get(field.name, {}):
+            names += [f"{field.name}:{name}" for name in field.classes]
+    return tuple(names) if len(names) > 1 else ()
+
+
+def _find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
     if not isinstance(split, str):
-        return cut(len(pack), split)
+        return cut(_find_pieces(pack) if split is not None else len(pack), split)
     column, colon, parts = split.partition(":")
     if not colon:
         column, parts = DEFAULT_COLUMN, split

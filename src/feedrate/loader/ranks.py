@@ -70,10 +70,12 @@ class Shares:
         """How many slots no rank gets although nobody asked to drop them: fewer remain than ranks."""
         return 0 if self.drop_last or len(self) else self.remaining
 
-    def check_not_empty(self) -> None:
-        """Raise a UsageError when all samples are dropped: an epoch of nothing would pass unnoticed."""
-        if not self.length or len(self):
+    def check_not_empty(self, epoch: int = 0) -> None:
+        """Raise a UsageError when there are no samples: an epoch of nothing would pass unnoticed."""
+        if len(self):
             return
+        if not self.length:
+            raise UsageError(f"no batch would come: the order of epoch {epoch} holds no samples")
         if self.drop_last:
             need = (
                 f"{self.batch_size} on each of {self.world} ranks" if self.world > 1 else f"{self.batch_size}"
@@ -121,7 +123,11 @@ class Ranks:
         if self.given is not None:
             return self.given
         if self._taken is None:
-            self._taken = _ask_torch() or _ask_environment()
+            self._taken = _ask_torch()
+            if self._taken is not None:
+                _tell(*self._taken, "the process group says")
+            else:
+                self._taken = _ask_environment()
         elif (group := _ask_torch()) is not None:
             self._check(group, "torch.distributed")
         return self._taken or ALONE
@@ -171,7 +177,7 @@ def _ask_environment() -> Rank | None:
                 f"this process has RANK={said[0]!r} and WORLD_SIZE={said[1]!r}, which name no rank: correct "
                 "them, or give the loader rank= and world_size="
             )
-        _tell_environment(rank, world)
+        _tell(rank, world, "RANK and WORLD_SIZE say (there is no process group)")
         return rank, world
     # Only srun sets it, for the tasks of a step; a batch script has no more than SLURM_NTASKS, and is alone.
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
@@ -188,7 +194,10 @@ def _ask_environment() -> Rank | None:
 
 
 @functools.cache
-def _tell_environment(rank: int, world: int) -> None:
+def _tell(rank: int, world: int, who: str) -> None:
     if world > 1:
-        words = "this process loads as rank %d of %d, as RANK and WORLD_SIZE say (there is no process group)"
-        log.warning(words, rank, world)
+        words = (
+            "this process loads as rank %d of %d, as %s, and gets its part of the samples: a loader that one "
+            "rank alone goes through, as for validation, gets all of them by world_size=1"
+        )
+        log.warning(words, rank, world, who)

@@ -31,7 +31,7 @@ from feedrate.draws import Purpose, draw_uniforms, make_key
 from feedrate.errors import UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.loader.arguments import Size, is_number
+from feedrate.loader.arguments import Size, as_plain, is_number
 from feedrate.loader.batch import Batch, Origin
 from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.loader.device.mixing import CutMix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
@@ -405,11 +405,12 @@ def _check_normalize(given: Any, channels: int) -> tuple[tuple[float, ...], tupl
                 hint="normalize=((0.449,), (0.226,))",
             )
         return _IMAGENET
+    given = as_plain(given)
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise UsageError(f'normalize must be (mean, std) or "imagenet", got {given!r}')
     pair = []
     for name, values in zip(("mean", "std"), given, strict=True):
-        row = tuple(values) if isinstance(values, (tuple, list, np.ndarray)) else (values,)
+        row = tuple(values) if isinstance(values, (tuple, list)) else (values,)
         if len(row) != channels or not all(is_number(value) for value in row):
             many = "one number" if channels == 1 else f"{channels} numbers"
             raise UsageError(f"normalize: {name} must hold {many}, one for each channel, got {values!r}")
