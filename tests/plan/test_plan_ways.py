@@ -7,12 +7,15 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate.cli import make_parser
 from feedrate.figures import ASSUMED, GIVEN, Figure
+from feedrate.loader.order import Shuffled
+from feedrate.loader.ranks import Shares
 from feedrate.plan.node import describe_node
 from feedrate.plan.results import Plan, Way
 from feedrate.plan.ways import make_plan, recommend
@@ -305,3 +308,42 @@ def test_whatever_the_dataset_and_the_node_only_what_fits_and_is_faster_is_recom
         chosen = way(plan, plan.recommended)
         assert chosen.fits
         assert chosen.total_s.value < way(plan, "in-place").total_s.value
+
+
+def simulate_misses(parts: int, epochs: int, *, samples: int = 8000) -> list[float]:
+    """Return which share of its samples one of several readers has never read before, epoch by epoch.
+
+    In the Loader's own order, cut into the Loader's own slices.
+    """
+    order, shares = Shuffled(samples, seed=3), Shares(samples, batch_size=4, rank=1, world=parts)
+    seen, missed = np.zeros(samples, bool), []
+    for epoch in range(epochs):
+        mine = order.at(epoch).indices(np.concatenate([shares.slots(i) for i in range(len(shares))]))
+        missed.append(1 - seen[mine].mean())
+        seen[mine] = True
+    return missed
+
+
+@pytest.mark.parametrize(("nodes", "epochs"), [(1, 5), (2, 6), (20, 30), (100, 90)])
+def test_caches_of_several_nodes_fill_as_the_loaders_order_meets_samples(nodes: int, epochs: int) -> None:
+    # Reading is all that takes time here, so an epoch takes what its misses take.
+    survey = make_survey(pillow_s=near(1e-9), feedrate_s=near(1e-9), whole_s=near(1e-9), cached_s=near(1e-9),
+                         resident=0.0, decoded_bytes=near(1.0))  # fmt: skip
+    node = make_node(nodes=nodes, model_rate=None, memory_bytes=Figure.exactly(1e15),
+                     to_device_bytes_per_s=None)  # fmt: skip
+    plan = make_plan(survey, node, epochs=epochs, workers=16)
+    misses = simulate_misses(nodes, epochs)
+    for code in ("in-place", "ram", "disk"):
+        found = way(plan, code)
+        expected_s = found.first_epoch_s.value * sum(misses)
+        assert found.total_s.value - found.before_s.value == pytest.approx(expected_s, rel=0.1), code
+
+
+def test_every_gpu_fills_a_cache_of_its_own() -> None:
+    store = replace(make_store(), keeps_pages=False)
+    survey = make_survey(feedrate_s=near(1e-9), whole_s=near(1e-9), resident=0.0, decoded_bytes=near(1.0),
+                         source=store)  # fmt: skip
+    node = make_node(gpus=8, model_rate=None, to_device_bytes_per_s=None)
+    found = way(make_plan(survey, node, epochs=20), "gpu")
+    expected_s = found.first_epoch_s.value * sum(simulate_misses(8, 20))
+    assert found.total_s.value - found.before_s.value == pytest.approx(expected_s, rel=0.1)

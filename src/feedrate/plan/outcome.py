@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
@@ -22,6 +24,8 @@ from feedrate.model.ways import (
     find_workers,
     lru_share,
     pack_s,
+    pick_epochs,
+    seen_share,
 )
 from feedrate.plan.recipes import GPU_CACHE_SHARE, MARGIN, Outcome, Recipe, shrink_of
 from feedrate.plan.results import Node, Survey
@@ -110,10 +114,11 @@ def make_store(name: str, v: Mapping[str, float], *, keeps_pages: bool) -> Store
 
 
 class Case:
-    """One dataset on one node, with the number of workers that the script's DataLoader has now."""
+    """One dataset on one kind of node, with the workers that the script's DataLoader has now."""
 
-    def __init__(self, survey: Survey, node: Node, workers: int, batch_size: int) -> None:
+    def __init__(self, survey: Survey, node: Node, *, workers: int, batch_size: int, epochs: int) -> None:
         self.survey, self.node, self.workers, self.batch_size = survey, node, workers, batch_size
+        self.epochs = epochs
         self.is_pack = survey.kind == "pack"
         self.is_files = not self.is_pack and survey.files.value > 0.5 * survey.samples.value
         self.ranks = max(node.gpus, 1)
@@ -164,10 +169,20 @@ class Case:
         first = Epoch(first.seconds + starting, first.limit)
         if recipe.live:
             first = _slower(first, Epoch(copying, "source"))
-        later = self._later(recipe, v, load, store, kept, lru_share(held), name)
-        if recipe.cache == "disk":
-            reading = load.samples * kept * decoded / scratch.total_bytes_per_s
-            later = _slower(later, Epoch(reading * (1 - lru_share(room / max(cache_bytes, 1.0))), "scratch"))
+        caching = _Caching(
+            parts=self.node.nodes * (self.ranks if recipe.cache == "gpu" else 1),
+            nodes=self.node.nodes,
+            kept=kept,
+            held=held,
+            is_fresh=is_fresh,
+            hit_s=0.0 if recipe.cache == "gpu" else v["cached_s"],
+            fill_s=filling.cpu_s,
+        )
+        on_disk_s = 0.0
+        if recipe.cache == "disk":  # all of it, where every sample is a hit and none is in memory
+            in_pages = lru_share(room / max(cache_bytes, 1.0))
+            on_disk_s = load.samples * decoded / scratch.total_bytes_per_s * (1 - in_pages)
+        later = self._later(load, store, caching, name, on_disk_s)
         on_scratch = size_bytes if recipe.is_local else 0.0
         return Outcome(
             parts=tuple(parts),
@@ -249,21 +264,46 @@ class Case:
         kept = min(room / max(wanted, 1.0), 1.0)
         return kept, kept * wanted
 
-    def _later(
-        self,
-        recipe: Recipe,
-        v: Mapping[str, float],
-        load: Load,
-        store: Store,
-        kept: float,
-        warm: float,
-        name: str,
-    ) -> Epoch:
-        hit_s = 0.0 if recipe.cache == "gpu" else v["cached_s"]
-        mixed = load.with_(
-            cpu_s=kept * hit_s + (1 - kept) * load.cpu_s, sample_bytes=load.sample_bytes * (1 - kept)
-        )
-        return epoch(mixed, store, warm=1 - (1 - warm) * (1 - kept), name=name)
+    def _later(self, load: Load, store: Store, caching: _Caching, name: str, on_disk_s: float) -> Epoch:
+        """Return the mean of the epochs after the first; its limit is what most of their time waits for."""
+        limits: dict[str, float] = {}
+        for number, count in pick_epochs(max(self.epochs, 2), caching.parts):
+            hits, filled, warm = caching.look(number)
+            cpu_s = hits * caching.hit_s + filled * caching.fill_s + (1 - hits - filled) * load.cpu_s
+            mixed = load.with_(cpu_s=cpu_s, asked=1 - hits)
+            one = _slower(epoch(mixed, store, warm=warm, name=name), Epoch(on_disk_s * hits, "scratch"))
+            limits[one.limit] = limits.get(one.limit, 0.0) + count * one.seconds
+        longest = max(limits, key=lambda limit: limits[limit])
+        return Epoch(math.fsum(limits.values()) / max(self.epochs - 1, 1), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caching:
+    """What a node finds in memory, and a cache of its own or of each GPU, epoch after epoch.
+
+    Attributes:
+        parts: caches in the whole job, each filled by another slice of an epoch; `nodes`: page caches.
+        kept: the share of the dataset that fits into a cache; `held`: of what is left, into the page cache.
+        is_fresh: all of it was just written on each node, so the page cache need not meet a sample first.
+        hit_s, fill_s: CPU time of a sample that is there, and of one that is put there.
+    """
+
+    parts: int
+    nodes: int
+    kept: float
+    held: float
+    is_fresh: bool
+    hit_s: float
+    fill_s: float
+
+    def look(self, epoch: int) -> tuple[float, float, float]:
+        """Return which shares of an epoch's samples a cache has and gets; of the others, those in memory."""
+        hits, then = (min(seen_share(self.parts, one), self.kept) for one in (epoch, epoch + 1))
+        since = math.inf if self.is_fresh else epoch
+        seen, paged = seen_share(self.nodes, since), lru_share(self.held, self.nodes, since)
+        # What a cache has was met; of the rest that was met, the page cache has its part.
+        warm = paged * (seen - hits) / seen / (1 - hits) if hits < 1 else 0.0
+        return hits, min((then - hits) * self.parts, 1 - hits), warm
 
 
 def _slower(one: Epoch, other: Epoch) -> Epoch:

@@ -44,7 +44,7 @@ def make_plan(
     notes: Sequence[str] = (),
 ) -> Plan:
     """Lay the ways side by side; `workers` and `batch_size`: of the script's DataLoader as it is now."""
-    case = Case(survey, node, workers, batch_size)
+    case = Case(survey, node, workers=workers, batch_size=batch_size, epochs=epochs)
     recipes = [recipe for recipe in RECIPES if is_made_for(recipe, survey, node)]
     figures = {**collect_figures(survey, node), "error": MODEL_ERROR}
     gpus = node.gpus * node.nodes
