@@ -123,6 +123,8 @@ def test_the_share_of_hits_lies_between_nothing_and_what_is_held(share: float) -
 def test_a_way_has_paid_when_its_epochs_have_made_up_for_its_beginning() -> None:
     assert count_epochs_to_pay(100, 50, 50, (60, 60)) == pytest.approx(1 + 90 / 10)
     assert count_epochs_to_pay(0, 50, 50, (60, 60)) == 1.0
+    assert count_epochs_to_pay(0, 50, 61, (60, 60), epochs=5) == 1.0
+    assert math.isinf(count_epochs_to_pay(0, 50, 61, (60, 60), epochs=50))
     assert math.isinf(count_epochs_to_pay(100, 60, 60, (60, 60)))
 
 

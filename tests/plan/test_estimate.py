@@ -219,3 +219,9 @@ def test_memory_is_held_against_the_limit_of_the_job(decoded: bool, size: float,
 def test_memory_that_may_just_be_enough_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "measure_memory", lambda: (near(155e9), "the machine's memory"))
     assert estimate_memory("/data").notes[0].startswith("it may fit, barely: ")
+
+
+def test_a_copy_is_said_to_be_one_of_stage_with_eight_files_at_a_time(folders: tuple[Path, Path]) -> None:
+    source, target = folders
+    found = estimate_copy("1GB", source=str(source), target=str(target), seconds=1.0)
+    assert "by 'feedrate stage', 8 files at a time" in found.question

@@ -237,9 +237,10 @@ def test_a_run_of_less_than_a_minute_is_left_as_it_is() -> None:
 
 def test_what_saves_less_than_a_minute_is_not_recommended_however_many_times_faster() -> None:
     now, quick = make_way("in-place", "read in place", 0, 1.1, 1.1), make_way("pack", "pack", 1, 0.5, 0.5)
-    assert recommend([now, quick], 90) == (
-        "", "no way that fits saves more than 53.0 s of the 99.0 s that the whole run takes"
-    )  # fmt: skip
+    code, reason = recommend([now, quick], 90)
+    assert code == ""
+    assert reason.startswith("pack would save 53.0 s, 54% of the 99.0 s that the whole run takes")
+    assert "less than a minute" in reason
     longer = make_way("in-place", "read in place", 0, 1.3, 1.3)
     assert recommend([longer, quick], 90)[0] == "pack"
 
@@ -347,3 +348,39 @@ def test_every_gpu_fills_a_cache_of_its_own() -> None:
     found = way(make_plan(survey, node, epochs=20), "gpu")
     expected_s = found.first_epoch_s.value * sum(simulate_misses(8, 20))
     assert found.total_s.value - found.before_s.value == pytest.approx(expected_s, rel=0.1)
+
+
+def test_scratch_in_memory_takes_the_jobs_memory() -> None:
+    # 138 GB would be copied to a tmpfs with room for them; the job may use 64 GB.
+    shm = replace(make_store("/dev/shm", "tmpfs"), total_bytes_per_s=near(9e9))
+    node = make_node(scratch=shm, scratch_path="/dev/shm", scratch_free_bytes=Figure.exactly(800e9),
+                     model_rate=QUICK_GPU)  # fmt: skip
+    plan = make_plan(make_survey(source=slow_store()), node)
+    for code in ("stage", "pack-scratch", "pack-stage", "pack-live"):
+        assert "which is memory" in way(plan, code).why_not, code
+        assert "64.0 GB" in way(plan, code).why_not
+    assert plan.recommended not in ("stage", "pack-scratch", "pack-stage", "pack-live")
+
+
+def test_a_copy_in_memory_is_counted_as_memory_and_needs_no_page_cache() -> None:
+    samples = near(100_000)
+    survey = make_survey(source=slow_store(), samples=samples, files=samples, total_bytes=near(10.8e9))
+    plans = [
+        make_plan(survey, make_node(scratch=make_store("/x", kind), scratch_path="/x", model_rate=QUICK_GPU))
+        for kind in ("ext4", "tmpfs")
+    ]
+    disk, memory = (way(plan, "pack-stage") for plan in plans)
+    assert memory.fits
+    assert memory.memory_bytes.value - disk.memory_bytes.value == pytest.approx(memory.disk_bytes.value / 2)
+    assert "which is memory" in way(plans[1], "disk").why_not  # a Loader refuses such a disk
+
+
+def test_a_way_whose_first_epoch_alone_is_faster_never_pays() -> None:
+    # One worker waits for a slow source in the first epoch; later ones come from memory, slower on scratch.
+    scratch = replace(make_store("/scr", "ext4"), warm_file_s=near(0.025))
+    survey = make_survey(source=slow_store(), samples=near(2000), files=near(2000), resident=0.0)
+    plan = make_plan(survey, make_node(model_rate=QUICK_GPU, scratch=scratch, cores=near(1)), workers=1)
+    found, now = way(plan, "stage"), way(plan, "in-place")
+    assert found.before_s.value + found.first_epoch_s.value < now.first_epoch_s.value
+    assert found.total_s.value > now.total_s.value
+    assert found.pays_after is None

@@ -222,17 +222,21 @@ def pick_epochs(epochs: int, parts: int) -> list[tuple[int, int]]:
 
 
 def count_epochs_to_pay(
-    before_s: float, first_s: float, later_s: float, against: tuple[float, float]
+    before_s: float, first_s: float, later_s: float, against: tuple[float, float], epochs: float = math.inf
 ) -> float:
     """Return after how many epochs a way has caught up with one that starts at once; infinite: never.
 
-    `against`: the other's first and later epochs.
+    What is ahead after the first epoch, and loses in every later one, has not paid: it falls behind for good.
+
+    Args:
+        against: the other's first and later epochs.
+        epochs: of the whole run, after which nobody falls behind any more.
     """
-    behind = before_s + first_s - against[0]
-    if behind <= 0:
-        return 1.0
-    gain = against[1] - later_s
-    return math.inf if gain <= 0 else 1 + behind / gain
+    behind, gain = before_s + first_s - against[0], against[1] - later_s
+    if behind > 0:
+        return math.inf if gain <= 0 else 1 + behind / gain
+    lead = (epochs - 1) * gain - behind if gain else -behind
+    return 1.0 if lead > 0 else math.inf
 
 
 def find_unevenness(samples: float, batch_size: float, workers: float) -> float:

@@ -20,7 +20,7 @@ from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.model.numbers import find_store
-from feedrate.model.ways import copy_s
+from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, measure_memory, note_age
 from feedrate.plan.outcome import PROCESS_BYTES, make_store, name_store
@@ -96,7 +96,8 @@ def estimate_copy(
     }
     most = max(total.value for _, total in loads.values())
     return Estimate(
-        question=f"copying {what}{'' if size is None else f' from {folder}'} to {target}",
+        question=f"copying {what}{'' if size is None else f' from {folder}'} to {target} "
+        f"by 'feedrate stage', {format_count(COPY_STREAMS, 'file')} at a time",
         answers=answers,
         unit="s",
         figures={**_name_load(size, files, found), **_name_speed(speed),

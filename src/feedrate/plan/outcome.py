@@ -154,11 +154,14 @@ class Case:
             load = load.with_(readers=self._count_readers(load.samples, workers))
         processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
-        room = max(memory * MARGIN - processes, 0.0)
+        on_scratch = size_bytes if recipe.is_local else 0.0
+        is_in_memory = self.node.scratch is not None and self.node.scratch.is_memory
+        copied = on_scratch if is_in_memory else 0.0
+        room = max(memory * MARGIN - processes - copied, 0.0)
         kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"], room)
         in_memory = cache_bytes if recipe.cache == "ram" else 0.0
         held = (room - in_memory) / max(size_bytes * (1 - kept), 1.0) if store.keeps_pages else 0.0
-        held = min(max(held, 0.0), 1.0)
+        held = 1.0 if copied else min(max(held, 0.0), 1.0)
 
         # What was just written is in memory, as far as there is room for it; a pack in that of one node.
         is_fresh = recipe.is_local or (recipe.packed and not self.is_pack and self.node.nodes == 1)
@@ -183,14 +186,13 @@ class Case:
             in_pages = lru_share(room / max(cache_bytes, 1.0))
             on_disk_s = load.samples * decoded / scratch.total_bytes_per_s * (1 - in_pages)
         later = self._later(load, store, caching, name, on_disk_s)
-        on_scratch = size_bytes if recipe.is_local else 0.0
         return Outcome(
             parts=tuple(parts),
             first=Epoch(first.seconds * error, first.limit),
             later=Epoch(later.seconds * error, later.limit),
             pack_bytes=size_bytes if recipe.packed and not self.is_pack and not recipe.on_scratch else 0.0,
             copy_bytes=on_scratch + (cache_bytes if recipe.cache == "disk" else 0.0),
-            memory_bytes=processes + in_memory + (size_bytes if recipe.more_memory else 0.0),
+            memory_bytes=processes + in_memory + copied + (size_bytes if recipe.more_memory else 0.0),
             workers=workers,
             kept=kept,
         )

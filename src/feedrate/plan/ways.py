@@ -20,7 +20,7 @@ from feedrate.plan.recipes import (
     list_commands,
 )
 from feedrate.plan.results import Node, Plan, Survey, Way
-from feedrate.units import format_count, format_seconds
+from feedrate.units import format_count, format_percent, format_seconds
 
 # What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
 MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
@@ -77,7 +77,7 @@ def _describe(
     case: Case, recipe: Recipe, outcome: Outcome, row: list[Figure], now: tuple[float, float], epochs: int
 ) -> Way:
     before, first, later, total, disk, memory, saved = row
-    pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now)
+    pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now, epochs)
     rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
     return Way(
         code=recipe.code,
@@ -116,7 +116,12 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
         return "", f"{_LIMITS[now.limit]} what training waits for, and no other way would be 7% faster"
     if taken_s - best < _LEAST_SAVED_S:
         saved, of = format_seconds(taken_s - best), format_seconds(taken_s)
-        return "", f"no way that fits saves more than {saved} of the {of} that the whole run takes"
+        share = format_percent(1 - best / taken_s)
+        fastest = next(way.name for way in possible if way.total_s.value == best)
+        return "", (
+            f"{fastest} would save {saved}, {share} of the {of} that the whole run takes, and that is less "
+            "than a minute"
+        )
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
     gain = taken_s / chosen.total_s.value
     pays = math.ceil(chosen.pays_after or 1)
