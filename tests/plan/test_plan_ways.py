@@ -384,3 +384,39 @@ def test_a_way_whose_first_epoch_alone_is_faster_never_pays() -> None:
     assert found.before_s.value + found.first_epoch_s.value < now.first_epoch_s.value
     assert found.total_s.value > now.total_s.value
     assert found.pays_after is None
+
+
+def test_without_a_rate_of_the_model_the_gain_is_that_of_loading_alone() -> None:
+    survey, node = make_survey(source=slow_store()), make_node(model_rate=None)
+    assert "loading alone" in make_plan(survey, node).reason
+    assert "loading alone" not in make_plan(survey, replace(node, model_rate=QUICK_GPU)).reason
+
+
+def test_the_code_to_type_fits_small_images_and_few_of_them() -> None:
+    few = near(32)
+    plan = make_plan(make_survey(samples=few, files=few, crop=32), make_node())
+    line = way(plan, "pack").commands[-1]
+    assert "batch_size=32" in line
+    assert "RandomResizedCrop(32)" in line
+
+
+def test_what_pillow_takes_is_six_times_ours_where_it_could_not_be_tried() -> None:
+    survey = make_survey(pillow_s=None, resident=1.0)
+    plan = make_plan(survey, make_node(model_rate=None))
+    now, packed = way(plan, "in-place"), way(plan, "pack")
+    assert now.later_epoch_s.value > 3 * packed.later_epoch_s.value
+    assert now.later_epoch_s.high > 1.7 * now.later_epoch_s.value
+    assert (now.later_epoch_s.origin, "six times" in now.later_epoch_s.note) == (ASSUMED, True)
+
+
+@pytest.mark.parametrize("samples", [100, 300, 1000, 3000])
+@pytest.mark.parametrize("workers", [1, 2, 4, 16])
+@pytest.mark.parametrize("cores", [2, 8, 16])
+def test_workers_are_no_limit_where_more_of_them_change_nothing(
+    samples: int, workers: int, cores: int
+) -> None:
+    survey = make_survey(samples=near(samples), files=near(samples), resident=1.0)
+    node = make_node(model_rate=QUICK_GPU, cores=Figure.exactly(cores))
+    plan = make_plan(survey, node, workers=workers)
+    if way(plan, "workers").why_not:
+        assert way(plan, "in-place").limit != "workers"

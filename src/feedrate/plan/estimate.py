@@ -26,7 +26,7 @@ from feedrate.plan.node import describe_node, measure_memory, note_age
 from feedrate.plan.outcome import PROCESS_BYTES, make_store, name_store
 from feedrate.plan.recipes import MARGIN
 from feedrate.plan.results import Estimate, Plan, Survey, Way
-from feedrate.plan.survey import survey_dataset
+from feedrate.plan.survey import Sizes, measure_sizes, survey_dataset
 from feedrate.plan.ways import MODEL_ERROR, make_plan
 from feedrate.units import format_bytes, format_count, parse_bytes, shell_quote
 
@@ -306,7 +306,7 @@ def estimate_memory(
     dataset: str, *, decoded: bool = False, seconds: float = 10.0, say: Say = lambda _: None
 ) -> Estimate:
     """Return what a dataset takes in memory, as its files are or as pixels, and whether this job has that."""
-    survey = survey_dataset(dataset, seconds=seconds, say=say)
+    survey = measure_sizes(dataset, seconds=seconds, say=say)
     size = survey.total_bytes
     if decoded:
         parts = {"samples": survey.samples, "each": survey.decoded_bytes}
@@ -348,5 +348,5 @@ def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: Any) -> 
     return make_plan(survey, found, epochs=2, workers=workers)
 
 
-def _name_dataset(survey: Survey) -> Figures:
+def _name_dataset(survey: Survey | Sizes) -> Figures:
     return {"samples": (survey.samples, ""), "size": (survey.total_bytes, "bytes")}

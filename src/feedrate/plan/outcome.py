@@ -14,6 +14,7 @@ from feedrate.model.scale import DEFAULT_SHARD_BYTES
 from feedrate.model.ways import (
     LOADER_START_S,
     PAGE_BYTES,
+    WORKERS,
     WORKERS_START_S,
     Epoch,
     Load,
@@ -30,6 +31,7 @@ from feedrate.model.ways import (
 from feedrate.plan.recipes import GPU_CACHE_SHARE, MARGIN, Outcome, Recipe, shrink_of
 from feedrate.plan.results import Node, Survey
 
+BATCHES = "batches"  # a limit: one is made whole by one worker
 _WORKER_BYTES = 250e6  # a DataLoader worker with torch: what it does not share
 PROCESS_BYTES = 2e9  # the training process: torch, CUDA's context, pinned batches
 _PACK_OVERHEAD_BYTES = 1800  # a sample's tar headers, padding, label, and row in the index
@@ -37,14 +39,13 @@ _ENTRY_SHARE = 0.024  # entry points, as a share of the JPEG bytes they belong t
 _PLAIN_S = 20e-6  # handing on a sample that nothing decodes
 _GPU_DECODE_CPU = 0.1  # of the CPU's decoding time: reading, checking, cutting out the bytes
 _FIXED_SHARE = 0.1  # of the CPU's decoding time: what smaller images do not save
-_CROP_BYTES = 224 * 224 * 3
 
 
 def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     """Return all that ways depend on, by the names that `Case.evaluate` knows."""
     plain = Figure.within(_PLAIN_S, 2, ASSUMED, "20 µs for a sample that nothing decodes")
     # What could not be tried is not taken to be quick.
-    pillow = survey.pillow_s or (survey.feedrate_s and survey.feedrate_s.assumed("as feedrate decodes"))
+    pillow = survey.pillow_s or (survey.feedrate_s and _guess_pillow(survey.feedrate_s))
     decoding = survey.feedrate_s or (survey.pillow_s and survey.pillow_s.assumed("as Pillow decodes"))
     found = {
         "samples": survey.samples,
@@ -74,6 +75,11 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
         if (figure := getattr(node, name)) is not None:
             found[name] = figure
     return found
+
+
+def _guess_pillow(feedrate_s: Figure) -> Figure:
+    """Return what Pillow may take where it could not be tried: as for photographs, within a factor of two."""
+    return Figure.within(6 * feedrate_s.value, 2.0, ASSUMED, "Pillow: six times what feedrate takes")
 
 
 def _guess(figure: Figure, factor: float) -> Figure:
@@ -147,10 +153,11 @@ class Case:
 
         load = self._load(recipe, v, sample_bytes, shrink)
         workers = self.workers
+        # Workers that wait for a store need no core, but each takes memory.
+        most = int(max(4 * v["cores"] / self.ranks, workers))
+        enough = workers if is_packed else max(find_workers(load, store, most, each=self.ranks), workers)
         if recipe.best_workers:
-            # Workers that wait for a store need no core, but each takes memory.
-            most = int(max(4 * v["cores"] / self.ranks, workers))
-            workers = max(find_workers(load, store, most, each=self.ranks), workers)
+            workers = enough
             load = load.with_(readers=self._count_readers(load.samples, workers))
         processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
@@ -186,10 +193,15 @@ class Case:
             in_pages = lru_share(room / max(cache_bytes, 1.0))
             on_disk_s = load.samples * decoded / scratch.total_bytes_per_s * (1 - in_pages)
         later = self._later(load, store, caching, name, on_disk_s)
+        # Workers that are many enough, and still the limit, have too few whole batches to share.
+        is_shared_out = not is_packed and workers >= enough > 0
+        first_limit, later_limit = (
+            BATCHES if one.limit == WORKERS and is_shared_out else one.limit for one in (first, later)
+        )
         return Outcome(
             parts=tuple(parts),
-            first=Epoch(first.seconds * error, first.limit),
-            later=Epoch(later.seconds * error, later.limit),
+            first=Epoch(first.seconds * error, first_limit),
+            later=Epoch(later.seconds * error, later_limit),
             pack_bytes=size_bytes if recipe.packed and not self.is_pack and not recipe.on_scratch else 0.0,
             copy_bytes=on_scratch + (cache_bytes if recipe.cache == "disk" else 0.0),
             memory_bytes=processes + in_memory + copied + (size_bytes if recipe.more_memory else 0.0),
@@ -228,7 +240,7 @@ class Case:
         if recipe.gpu_decode and "gpu_decode_images_per_s" in v:
             device_s += 1 / (v["gpu_decode_images_per_s"] * self.ranks)
         if "to_device_bytes_per_s" in v and self.survey.has_images:
-            device_s = max(device_s, _CROP_BYTES / (v["to_device_bytes_per_s"] * self.ranks))
+            device_s = max(device_s, 3 * self.survey.crop**2 / (v["to_device_bytes_per_s"] * self.ranks))
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
         samples = v["samples"] / self.node.nodes

@@ -212,9 +212,12 @@ def list_commands(
     if not recipe.packed:
         dataset = 'YourDataset(os.environ["DATA"], ...)'
         return (*lines, f"DataLoader({dataset}, ..., num_workers={outcome.workers})")
-    arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), f"batch_size={batch_size}"]
+    arguments = [
+        'os.environ["DATA"]' if recipe.staged else repr(pack),
+        f"batch_size={min(batch_size, max(int(survey.samples.value), 1))}",
+    ]
     if survey.has_images:
-        arguments += ["image=feedrate.RandomResizedCrop(224)", "flip=True"]
+        arguments += [f"image=feedrate.RandomResizedCrop({survey.crop})", "flip=True"]
     arguments += ['device="cuda"'] if node.gpus else []
     arguments += ['decode="gpu"'] if recipe.gpu_decode else []
     arguments += [f"scratch={node.scratch_path!r}"] if recipe.live else []

@@ -30,7 +30,7 @@ _LEAST_SAVED_S = 60.0  # of a whole run: a script is not edited in less
 
 _LIMITS = {
     "device": "the device is", "cores": "the cores are", "workers": "the workers are",
-    "source": "the source is", "scratch": "scratch is",
+    "source": "the source is", "scratch": "scratch is", "batches": "the few batches are",
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def make_plan(
         _describe(case, recipe, outcome, rows[width * i : width * (i + 1)], now, epochs)
         for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
     )
-    recommended, reason = recommend(ways, epochs)
+    recommended, reason = recommend(ways, epochs, is_loading_alone=node.model_rate is None)
     of_node = [*node.notes, *describe_scale(survey, node, batch_size), *_note_no_rate(node)]
     said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
     return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
@@ -104,7 +104,7 @@ def _name(recipe: Recipe, outcome: Outcome, *, is_pack: bool) -> str:
     return recipe.name.removeprefix("pack, ") if is_pack else recipe.name
 
 
-def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
+def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = False) -> tuple[str, str]:
     """Return the code of the way to go, and why; no code: nothing is worth doing."""
     now = ways[0]
     possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
@@ -126,8 +126,9 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
     gain = taken_s / chosen.total_s.value
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
+    what = " of loading alone" if is_loading_alone else ""
     return chosen.code, (
-        f"{format_count(epochs, 'epoch')} are {gain:.1f} times as fast as in place{paid}; "
+        f"{format_count(epochs, 'epoch')}{what} are {gain:.1f} times as fast as in place{paid}; "
         f"then {_LIMITS[chosen.limit]} the limit"
     )
 
