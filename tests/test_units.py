@@ -129,6 +129,11 @@ def test_times_and_rates_are_read_as_people_write_them() -> None:
     ]  # fmt: skip
     assert (parse_keep("2d"), parse_keep("forever")) == (172800, None)
     assert (parse_rate("100MB"), parse_rate("1.5 GB/s")) == (100_000_000, 1_500_000_000)
+    assert (parse_rate("10Gb/s"), parse_rate("100 Mbit/s"), parse_rate("8kbps")) == (
+        1_250_000_000,
+        12_500_000,
+        1000,
+    )
     for parse, text in ((parse_seconds, "soon"), (parse_keep, "7 moons"), (parse_rate, "fast/s")):
         with pytest.raises(UsageError, match="is not a"):
             parse(text)

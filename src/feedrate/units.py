@@ -70,12 +70,14 @@ def parse_keep(text: str) -> float | None:
 
 
 def parse_rate(text: str) -> int:
-    """Return the bytes per second in `100MB` or `1.5 GB/s`.
+    """Return the bytes per second in `100MB` or `1.5 GB/s`; a small b is bits: `10Gb/s`, `10 Gbit/s`.
 
     Raises:
         UsageError: the text is not a rate, or not above zero.
     """
-    return parse_bytes(text.strip().removesuffix("/s"))
+    size = text.strip().removesuffix("/s")
+    bits = re.fullmatch(r"(.*?)(b|bit|bits|bps)", size)
+    return parse_bytes(size) if bits is None else max(parse_bytes(f"{bits[1]}B") // 8, 1)
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -25,7 +25,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def survey_dataset(dataset: str, **options: Any) -> Any:
         asked.update(dataset=dataset, **options)
-        return make_survey(dataset=dataset)
+        return make_survey(dataset=dataset, crop=options.get("crop") or 224)
 
     def describe_node(dataset: str, **options: Any) -> Any:
         asked.update(beside=dataset, **options)
@@ -34,6 +34,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for module in (survey, estimate):
         monkeypatch.setattr(module, "survey_dataset", survey_dataset)
+    monkeypatch.setattr(estimate, "measure_sizes", survey_dataset)
     for module in (node, estimate):
         monkeypatch.setattr(module, "describe_node", describe_node)
     return asked
@@ -140,10 +141,16 @@ def test_mistakes_are_said_before_anything_is_looked_at(
     ("words", "message"),
     [
         (["--model", "resnet50", "--model-rate", "3"], "--model-rate: not allowed with argument --model"),
-        (["--model-rate", "0"], "must be above 0, got 0"),
+        (["--model-rate", "0"], "must be from 0.001 to 10,000,000, got 0"),
         (["--model-rate", "fast"], "'fast' is not a number"),
-        (["--epochs", "0"], "must be at least 1, got 0"),
-        (["--seconds", "nan"], "must be above 0, got nan"),
+        (["--epochs", "0"], "must be from 1 to 1,000,000, got 0"),
+        (["--seconds", "nan"], "must be from 0.5 to 3,600, got nan"),
+        (["--seconds", "0.001"], "must be from 0.5 to 3,600, got 0.001"),
+        (["--epochs", "9" * 400], "must be from 1 to 1,000,000, got 999"),
+        (["--workers", "100000000"], "must be from 0 to 1,024, got 100000000"),
+        (["--batch-size", "9" * 400], "must be from 1 to 1,000,000, got 999"),
+        (["--model-rate", "1e-300"], "must be from 0.001 to 10,000,000, got 1e-300"),
+        (["--crop", "0"], "must be from 1 to 10,000, got 0"),
         (["--epoch", "3", "--what"], "--what-if"),
     ],
 )
@@ -182,3 +189,18 @@ def test_marks_and_signs_have_plain_forms_where_the_encoding_lacks_them(tmp_path
     with open(tmp_path / "out", "w", encoding="ascii") as stream:
         show("4m10s ±9%° é\n", stream)
     assert (tmp_path / "out").read_text() == "4m10s ~9%^ ?\n"
+
+
+@pytest.mark.usefixtures("looked_at")
+def test_the_largest_numbers_that_are_taken_are_reckoned_with(capsys: Output) -> None:
+    words = ["--epochs", "1000000", "--workers", "1024", "--batch-size", "1000000", "--model-rate", "0.001"]
+    assert main(["plan", "/data", *words, "--scratch", "/"]) == 0
+    assert "years" in capsys.readouterr().out.replace("y ", "years ")
+
+
+@pytest.mark.usefixtures("looked_at")
+def test_the_code_to_type_has_the_crop_of_the_script(capsys: Output) -> None:
+    assert main(["plan", "/data", "--crop", "160", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    commands = next(way["commands"] for way in document["ways"] if way["code"] == "pack")
+    assert "RandomResizedCrop(160)" in commands[-1]

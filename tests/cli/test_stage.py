@@ -6,17 +6,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from feedrate.cli import main
+from feedrate.machine.disk import describe_storage
 from feedrate.progress import Tick
 from feedrate.report.progress import TransferBar
 from feedrate.report.scratch import draw_stage
 from feedrate.scratch.commands import stage_on_nodes
 from feedrate.scratch.results import NodesResult, StageResult
 from support.images import read_tree
+from support.memory_limits import run_in_group
 from support.packs import write_images
 from support.range_server import serve
 
@@ -232,3 +235,22 @@ def test_a_line_says_how_it_came_there() -> None:
     assert [draw_stage(StageResult(**{**fields, **changes})) for changes in words.values()] == [
         f"{one}\n" for one in words
     ]  # type: ignore[arg-type]
+
+
+def test_a_copy_in_memory_beside_what_the_job_uses_is_refused(tmp_path: Path) -> None:
+    """60 MB of 256 are less than half of the limit, and too much where 220 are in use."""
+    if not describe_storage("/dev/shm").is_memory:
+        pytest.skip("/dev/shm is no memory here")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "big.bin").write_bytes(bytes(60 << 20))
+    program = (
+        "import sys; from feedrate.cli import main; from feedrate.machine.memory import MemoryGauge\n"
+        "used = bytearray(max(MemoryGauge().measure().free_bytes - (50 << 20), 0))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
+        words = ["stage", str(tmp_path / "source"), "--scratch", scratch]
+        ended = run_in_group([sys.executable, "-c", program, *words], 256 << 20)
+        assert ended.how == "failed", ended
+        assert "which is memory" in ended.errors
+        assert "of the 268 MB" in ended.errors

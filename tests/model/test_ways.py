@@ -4,10 +4,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedrate.loader.order import Shuffled
+from feedrate.loader.ranks import Shares
 from feedrate.model.ways import (
     Load,
     Store,
@@ -120,6 +123,8 @@ def test_the_share_of_hits_lies_between_nothing_and_what_is_held(share: float) -
 def test_a_way_has_paid_when_its_epochs_have_made_up_for_its_beginning() -> None:
     assert count_epochs_to_pay(100, 50, 50, (60, 60)) == pytest.approx(1 + 90 / 10)
     assert count_epochs_to_pay(0, 50, 50, (60, 60)) == 1.0
+    assert count_epochs_to_pay(0, 50, 61, (60, 60), epochs=5) == 1.0
+    assert math.isinf(count_epochs_to_pay(0, 50, 61, (60, 60), epochs=50))
     assert math.isinf(count_epochs_to_pay(100, 60, 60, (60, 60)))
 
 
@@ -171,3 +176,31 @@ def test_reading_takes_cpu_time_of_what_is_not_in_memory() -> None:
     costs_s = [epoch(reading, SLOW, warm=warm).seconds / 10_000 for warm in (0.0, 0.5)]
     assert costs_s[0] == pytest.approx(0.015, rel=0.02)
     assert costs_s[1] == pytest.approx(0.011, rel=0.05)
+
+
+def count_lru_hits(share: float, parts: int, epoch: int) -> float:
+    """Return how often one of several readers hits in an epoch, in the Loader's own order and slices."""
+    samples = 2000 * parts
+    order, shares = Shuffled(samples, seed=5), Shares(samples, batch_size=10, world=parts)
+    cache: dict[int, None] = {}
+    hits = 0
+    for number in range(epoch):
+        mine = (
+            order.at(number).indices(np.concatenate([shares.slots(i) for i in range(len(shares))])).tolist()
+        )
+        hits = 0
+        for sample in mine:
+            hits += sample in cache
+            cache.pop(sample, None)
+            cache[sample] = None
+            if len(cache) > share * samples:
+                del cache[next(iter(cache))]
+    return hits / len(mine)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(("parts", "epoch"), [(1, 4), (2, 2), (2, 9), (5, 3), (5, 30), (30, 12)])
+def test_the_page_cache_of_one_of_several_nodes_hits_as_in_the_loaders_own_order(
+    share: float, parts: int, epoch: int
+) -> None:
+    assert lru_share(share, parts, epoch) == pytest.approx(count_lru_hits(share, parts, epoch), abs=0.04)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from feedrate.machine.results import StoreSpeed
 from feedrate.model.ways import COPY_FILE_S
 from feedrate.plan import estimate
 from feedrate.plan.estimate import estimate_copy, estimate_epoch, estimate_memory, estimate_pack
+from support.packs import write_images
 from support.plans import make_node, make_store, make_survey, near
 
 # One stream of 100 MB/s, eight at most; a file costs 10 ms, eight files at a time.
@@ -166,7 +168,8 @@ def test_files_that_were_in_memory_say_little_of_the_disk(
 
 @pytest.fixture
 def surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "survey_dataset", lambda dataset, **_: make_survey(dataset=dataset))
+    for name in ("survey_dataset", "measure_sizes"):
+        monkeypatch.setattr(estimate, name, lambda dataset, **_: make_survey(dataset=dataset))
     monkeypatch.setattr(estimate, "describe_node", lambda *_, **__: make_node())
     monkeypatch.setattr(estimate, "measure_memory", lambda: (Figure.exactly(200e9), "this Slurm job's --mem"))
 
@@ -219,3 +222,20 @@ def test_memory_is_held_against_the_limit_of_the_job(decoded: bool, size: float,
 def test_memory_that_may_just_be_enough_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "measure_memory", lambda: (near(155e9), "the machine's memory"))
     assert estimate_memory("/data").notes[0].startswith("it may fit, barely: ")
+
+
+def test_a_copy_is_said_to_be_one_of_stage_with_eight_files_at_a_time(folders: tuple[Path, Path]) -> None:
+    source, target = folders
+    found = estimate_copy("1GB", source=str(source), target=str(target), seconds=1.0)
+    assert "by 'feedrate stage', 8 files at a time" in found.question
+
+
+def test_what_memory_a_dataset_takes_is_answered_without_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "photos", 6)
+    # Whatever times decoding runs in a process of its own.
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was tried"))
+    for decoded in (False, True):
+        found = estimate_memory(str(tmp_path / "photos"), decoded=decoded, seconds=1.0)
+        assert found.answers[""].value > 0

@@ -297,3 +297,10 @@ def test_any_value_is_taken_or_refused_in_a_sentence(key: str, value: str) -> No
     except UsageError as error:
         refused = error
     assert refused is None or (refused.message.startswith("--what-if") and refused.hint)
+
+
+def test_a_small_b_in_a_rate_is_bits() -> None:
+    changed, _ = parse_what_if(["net=10Gb/s", "total=80Gbit/s"]).apply(make_survey(), make_node())
+    assert changed.source.total_bytes_per_s.value == 1.25e9
+    assert changed.source.shared_bytes_per_s is not None
+    assert changed.source.shared_bytes_per_s.value == 10e9

@@ -9,7 +9,7 @@ import pytest
 
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
 from feedrate.plan.results import Estimate, Plan, Ranking
-from feedrate.report.figures import draw_estimate, format_spread, list_marks, say_figure, short_time
+from feedrate.report.figures import TIE, draw_estimate, format_spread, list_marks, say_figure, short_time
 from feedrate.report.lines import count_cells
 from feedrate.report.plan import draw_plan, draw_ranking
 from feedrate.report.plan_page import draw_plan_page, draw_ranking_page
@@ -149,7 +149,6 @@ def test_a_ranking_names_each_node_with_its_way_and_what_to_type_on_the_first() 
 def test_spreads_are_of_the_value_and_left_out_where_there_is_none() -> None:
     assert format_spread(Figure(100, 91, 104)) == "±9%"
     assert format_spread(Figure.exactly(3)) == ""
-    assert format_spread(Figure(1, 0, 50)) == "±49x"
     assert format_spread(Figure(0, 0, 5)) == ""
     assert format_spread(Figure(1, 0, float("inf"))) == ""
 
@@ -244,3 +243,18 @@ def test_an_estimate_with_several_answers_has_a_line_for_each() -> None:
         "  read in place  11 min 40 s (10 min 50 s to 13 min 20 s)\n"
         "  from a pack    70.0 s (65.0 s to 80.0 s), in part from assumed figures\n"
     )
+
+
+def test_bounds_that_are_uneven_are_printed_as_bounds() -> None:
+    uneven = Figure(32 * 60, 16 * 60, 64 * 60, ASSUMED)
+    assert short_time(uneven) == "16m00s to 1h04m*"
+    assert say_figure(uneven, "s").replace(TIE, " ") == "32 min 00 s (16 min 00 s to 1 h 04 min)*"
+    assert short_time(Figure(100, 80, 125)) == "1m40s ±25%"
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 19.0), (0.5, 8.54), (0.01, 1.5)])
+def test_what_may_be_many_times_as_much_or_as_little_is_unknown(low: float, high: float) -> None:
+    figure = Figure(1.0, low, high, ASSUMED, "too small to tell")
+    assert short_time(figure) == "unknown*"
+    assert say_figure(figure, "bytes/s").replace(TIE, " ") == "unknown*"
+    assert "±" not in draw_estimate(Estimate("x", {"": figure}, "s", {"rate": (figure, "bytes/s")}))

@@ -80,7 +80,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     text = f"resnet18, resnet50, densenet121, vit_b_16 (default: {DEFAULT_MODEL})"
     group.add_argument("--model", metavar="NAME", help=text)
     text = "in place of a model: images per second that one GPU trains on, from batches that are there"
-    group.add_argument("--model-rate", type=positive_number, metavar="N", help=text)
+    group.add_argument("--model-rate", type=between(0.001, 1e7), metavar="N", help=text)
 
 
 def choose_model(arguments: argparse.Namespace) -> tuple[str, float | None]:
@@ -104,7 +104,7 @@ def choose_model(arguments: argparse.Namespace) -> tuple[str, float | None]:
 
 def add_looking(parser: argparse.ArgumentParser) -> None:
     text = "time to look at the dataset (default: 10)"
-    parser.add_argument("--seconds", type=positive_number, default=10.0, metavar="S", help=text)
+    parser.add_argument("--seconds", type=between(0.5, 3600), default=10.0, metavar="S", help=text)
 
 
 def positive(text: str) -> int:
@@ -126,6 +126,34 @@ def whole_number(text: str, least: int = 0) -> int:
     if number < least:
         raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
     return number
+
+
+def whole_between(least: int, most: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers within limits."""
+
+    def read(text: str) -> int:
+        number = whole_number(text, least=-(10**9))
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least:,} to {most:,}, got {_shorten(text)}")
+        return number
+
+    return read
+
+
+def between(least: float, most: float) -> Callable[[str], float]:
+    """Return a reader of numbers within limits."""
+
+    def read(text: str) -> float:
+        found = number(text)
+        if not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:,.0f}, got {_shorten(text)}")
+        return found
+
+    return read
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 20 else f"{text[:12]}... ({len(text):,} characters)"
 
 
 def share(text: str) -> float:

@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from feedrate.cli.arguments import add_looking, add_model, choose_model, positive, whole_number
+from feedrate.cli.arguments import add_looking, add_model, choose_model, whole_between
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("what", metavar="SIZE|DATASET", help="a size like 100GB; or a folder or file: it is counted")
     add("--from", dest="source", metavar="DIR", help="where a size is copied from: a folder with some files")
     add("--to", dest="target", metavar="DIR", help="where to (default: this node's scratch)")
-    add("--files", type=positive, metavar="N", help="how many files a size is made of")
+    add("--files", type=whole_between(1, 10**12), metavar="N", help="how many files a size is made of")
 
     epoch = add_kind("epoch", run_epoch)
     epoch.add_argument("dataset", metavar="DATASET", help="a folder of images, a pack, archives")
     add_model(epoch)
-    epoch.add_argument("--workers", type=whole_number, metavar="N", default=4,
+    epoch.add_argument("--workers", type=whole_between(0, 1024), metavar="N", default=4,
                        help="num_workers of the DataLoader that reads in place (default: 4)")
 
     memory = add_kind("memory", run_memory)

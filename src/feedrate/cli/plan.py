@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedrate.cli.arguments import add_looking, add_model, choose_model, positive, whole_number
+from feedrate.cli.arguments import add_looking, add_model, choose_model, whole_between
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
 from feedrate.errors import NotFound, UsageError, suggest_path
 
@@ -36,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dataset", metavar="DATASET", nargs="?", help="a folder of images, a pack, archives")
     add("--scratch", metavar="DIR", help="a folder on this node's own disk (default: one is looked for)")
-    add("--epochs", type=positive, metavar="N", default=90, help="of the whole run (default: 90)")
+    add("--epochs", type=whole_between(1, 1_000_000), metavar="N", default=90,
+        help="of the whole run (default: 90)")
     add_model(parser)
-    add("--workers", type=whole_number, metavar="N", default=WORKERS,
+    add("--workers", type=whole_between(0, 1024), metavar="N", default=WORKERS,
         help=f"num_workers of the script's DataLoader as it is, per GPU (default: {WORKERS})")
-    add("--batch-size", type=positive, metavar="N", default=256, help="of the script (default: 256)")
+    add("--batch-size", type=whole_between(1, 1_000_000), metavar="N", default=256,
+        help="of the script (default: 256)")
+    add("--crop", type=whole_between(1, 10_000), metavar="N",
+        help="side in pixels of what the model sees (default: 224, or what the images have)")
     add("--what-if", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="another machine than this: cores=32 mem=500G net=1.2GB/s gpu=4xA100 storage=nvme nodes=8")
     add("--machines", type=Path, metavar="TOML", help="rank the kinds of node in this file for the dataset")
@@ -66,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = partial(
         make_plan, epochs=arguments.epochs, workers=arguments.workers, batch_size=arguments.batch_size
     )
-    look = partial(survey_dataset, dataset, seconds=arguments.seconds, say=say)
+    look = partial(survey_dataset, dataset, seconds=arguments.seconds, crop=arguments.crop, say=say)
     with ended_like_an_interrupt():
         if arguments.machines is not None:
             return _rank(arguments, look, plan, model=model, model_rate=rate)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.errors import StorageError
-from feedrate.machine.results import ScratchRate, Storage
+from feedrate.machine.results import MEMORY_KINDS, ScratchRate, Storage
 
 _BLOCK_BYTES = 1 << 20
 _SCRATCH_BYTES = 64 << 20
@@ -111,7 +111,6 @@ _LOCAL_FUSE = {
     "fuse.unionfs", "fuse.mergerfs", "fuse.encfs", "fuse.gocryptfs", "fuse.bindfs", "fuse.lxcfs",
     "fuse.archivemount", "fuse.ratarmount", "fuse.portal",
 }  # fmt: skip
-_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _VIRTUAL_DISK = re.compile(r"^(vd|xvd)[a-z]+")
 # What schedulers and sites call a job's or a node's own disk; FEEDRATE_SCRATCH is for who runs the site.
 _SCRATCH_NAMES = (
@@ -148,7 +147,7 @@ def describe_storage(
     if mount is None:
         return Storage(os.fspath(path), "", "unknown", "", False, False, False, None, None)
     is_fuse = mount.kind.startswith("fuse")
-    disk = None if mount.kind in _MEMORY else find_disk(_device_number(real, mount), sys_block)
+    disk = None if mount.kind in MEMORY_KINDS else find_disk(_device_number(real, mount), sys_block)
     return Storage(
         path=os.fspath(path),
         mount_point=mount.mount_point,
@@ -156,7 +155,7 @@ def describe_storage(
         source=mount.source,
         is_network=is_network(mount.kind),
         is_fuse=is_fuse,
-        is_memory=mount.kind in _MEMORY,
+        is_memory=mount.kind in MEMORY_KINDS,
         rotational=None if disk is None else read_rotational(disk),
         device=None if disk is None else disk.name,
         is_virtual_disk=disk is not None and _VIRTUAL_DISK.match(disk.name) is not None,

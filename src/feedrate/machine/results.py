@@ -24,6 +24,10 @@ class Machine:
     gpus: tuple[str, ...] = ()
 
 
+# File systems in memory, as the kernel names them, and a plan's preset.
+MEMORY_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs", "memory"})
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """What is under a path.
@@ -132,6 +136,11 @@ class StoreSpeed:
     create_s: Figure | None = None
     stat_s: Figure | None = None
     shared_bytes_per_s: Figure | None = None
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether what is written there takes memory, and no disk."""
+        return self.kind in MEMORY_KINDS
 
 
 @dataclass(frozen=True, slots=True)

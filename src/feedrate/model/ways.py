@@ -56,6 +56,7 @@ class Load:
     Attributes:
         samples: of this node. A sample is read from its own file (`is_files`) or from the middle of a shard.
         sample_bytes: encoded, as they are read.
+        asked: the share of the samples that is read at all; the others are in a cache.
         wait_s: what one reader waits for a sample that is not in memory, where that was measured;
             None: as the store's figures say.
         read_cpu_s, server_s: CPU time for a sample that is not in memory, more than `cpu_s`: of the reader,
@@ -80,6 +81,7 @@ class Load:
     read_cpu_s: float = 0.0
     server_s: float = 0.0
     ranks: int = 1
+    asked: float = 1.0
 
     def with_(self, **changes: float | bool) -> Load:
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -122,15 +124,16 @@ def find_workers(load: Load, store: Store, most: int, *, each: float) -> int:
 
 
 def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch:
-    """Return how long an epoch takes, of whose bytes the share `warm` is in memory, and what limits it."""
-    waiting_s = (1 - warm) * cold_s(load, store)
+    """Return how long an epoch takes, and what limits it; `warm`: in memory, of the bytes that are read."""
+    cold, warm = load.asked * (1 - warm), load.asked * warm
+    waiting_s = cold * cold_s(load, store)
     warm_s = (store.warm_file_s if load.is_files else 0.0) + load.sample_bytes / store.warm_bytes_per_s
     reading = load.with_(
-        cpu_s=load.cpu_s + (1 - warm) * load.read_cpu_s,
-        device_cpu_s=load.device_cpu_s + (1 - warm) * load.server_s,
+        cpu_s=load.cpu_s + cold * load.read_cpu_s,
+        device_cpu_s=load.device_cpu_s + cold * load.server_s,
     )
     pipeline = _pipeline(reading, waiting_s + warm * warm_s)
-    ceiling = (1 - warm) * max(
+    ceiling = cold * max(
         load.sample_bytes / store.total_bytes_per_s, 1 / store.files_per_s if load.is_files else 0.0
     )
     limits = {**pipeline.limits, name: ceiling}
@@ -165,28 +168,75 @@ def pack_s(
     return START_S + list_s + asking + soft_max(reading, size_bytes / target.write_bytes_per_s)
 
 
-def lru_share(share: float) -> float:
-    """Return how often a cache hits that evicts the least recently used and holds `share` of the samples.
+def seen_share(parts: int, epoch: float) -> float:
+    """Return which share of the samples one of `parts` readers has read before an epoch; the first is 1.
 
-    Every epoch has a new order. The page cache of Linux is near to this.
+    Every epoch's order is new, and each reader has one of as many slices of it.
+    """
+    return 1.0 - math.pow(1 - 1 / parts, epoch - 1)
+
+
+def lru_share(share: float, parts: int = 1, epoch: float = math.inf) -> float:
+    """Return how often a cache hits that evicts the least recently used, and holds `share` of the samples.
+
+    The page cache of Linux is near to this. A sample that was read `ago` epochs before is still there if what
+    was read since then fits: the rest of that epoch's slice, those between, and the beginning of this one.
     """
     if share >= 1:
+        return seen_share(parts, epoch)
+    if share <= 0:
+        return 0.0
+    without, left, last = 1 - 1 / parts, 1 - share, epoch - 1
+    # So long ago, and everything since then fits for sure.
+    sure = min(max(math.floor(math.log(left) / math.log(without)) - 1, 0) if parts > 1 else 0, last)
+    hits, ago = 1.0 - math.pow(without, sure), sure + 1
+    while ago <= last and (unread := math.pow(without, ago - 1)) > left:
+        hits += unread / parts * _share_of_products_above(left / unread, without)
+        ago += 1
+    return hits
+
+
+def _share_of_products_above(bound: float, least: float) -> float:
+    """Return how often the product of two numbers between `least` and 1 is above a bound."""
+    if bound <= least**2:
         return 1.0
-    return 0.0 if share <= 0 else share + (1 - share) * math.log(1 - share)
+    area = (1 - least) ** 2
+    if bound >= least:
+        return (1 - bound + bound * math.log(bound)) / area
+    return 1 - (bound * math.log(bound / least**2) - bound + least**2) / area
+
+
+def pick_epochs(epochs: int, parts: int) -> list[tuple[int, int]]:
+    """Return some of the epochs after the first, each with how many it stands for.
+
+    One reader has seen everything after the first. Of several, caches fill ever more slowly.
+    """
+    if parts == 1:
+        return [(2, epochs - 1)] if epochs > 1 else []
+    picked, begin = [], 2
+    while begin <= epochs:
+        count = min(max(begin // 3, 1), epochs - begin + 1)
+        picked.append((begin + (count - 1) // 2, count))
+        begin += count
+    return picked
 
 
 def count_epochs_to_pay(
-    before_s: float, first_s: float, later_s: float, against: tuple[float, float]
+    before_s: float, first_s: float, later_s: float, against: tuple[float, float], epochs: float = math.inf
 ) -> float:
     """Return after how many epochs a way has caught up with one that starts at once; infinite: never.
 
-    `against`: the other's first and later epochs.
+    What is ahead after the first epoch, and loses in every later one, has not paid: it falls behind for good.
+
+    Args:
+        against: the other's first and later epochs.
+        epochs: of the whole run, after which nobody falls behind any more.
     """
-    behind = before_s + first_s - against[0]
-    if behind <= 0:
-        return 1.0
-    gain = against[1] - later_s
-    return math.inf if gain <= 0 else 1 + behind / gain
+    behind, gain = before_s + first_s - against[0], against[1] - later_s
+    if behind > 0:
+        return math.inf if gain <= 0 else 1 + behind / gain
+    lead = (epochs - 1) * gain - behind if gain else -behind
+    return 1.0 if lead > 0 else math.inf
 
 
 def find_unevenness(samples: float, batch_size: float, workers: float) -> float:

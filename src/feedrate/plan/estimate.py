@@ -20,13 +20,13 @@ from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.model.numbers import find_store
-from feedrate.model.ways import copy_s
+from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, measure_memory, note_age
 from feedrate.plan.outcome import PROCESS_BYTES, make_store, name_store
 from feedrate.plan.recipes import MARGIN
 from feedrate.plan.results import Estimate, Plan, Survey, Way
-from feedrate.plan.survey import survey_dataset
+from feedrate.plan.survey import Sizes, measure_sizes, survey_dataset
 from feedrate.plan.ways import MODEL_ERROR, make_plan
 from feedrate.units import format_bytes, format_count, parse_bytes, shell_quote
 
@@ -96,7 +96,8 @@ def estimate_copy(
     }
     most = max(total.value for _, total in loads.values())
     return Estimate(
-        question=f"copying {what}{'' if size is None else f' from {folder}'} to {target}",
+        question=f"copying {what}{'' if size is None else f' from {folder}'} to {target} "
+        f"by 'feedrate stage', {format_count(COPY_STREAMS, 'file')} at a time",
         answers=answers,
         unit="s",
         figures={**_name_load(size, files, found), **_name_speed(speed),
@@ -305,7 +306,7 @@ def estimate_memory(
     dataset: str, *, decoded: bool = False, seconds: float = 10.0, say: Say = lambda _: None
 ) -> Estimate:
     """Return what a dataset takes in memory, as its files are or as pixels, and whether this job has that."""
-    survey = survey_dataset(dataset, seconds=seconds, say=say)
+    survey = measure_sizes(dataset, seconds=seconds, say=say)
     size = survey.total_bytes
     if decoded:
         parts = {"samples": survey.samples, "each": survey.decoded_bytes}
@@ -347,5 +348,5 @@ def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: Any) -> 
     return make_plan(survey, found, epochs=2, workers=workers)
 
 
-def _name_dataset(survey: Survey) -> Figures:
+def _name_dataset(survey: Survey | Sizes) -> Figures:
     return {"samples": (survey.samples, ""), "size": (survey.total_bytes, "bytes")}

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
@@ -12,6 +14,7 @@ from feedrate.model.scale import DEFAULT_SHARD_BYTES
 from feedrate.model.ways import (
     LOADER_START_S,
     PAGE_BYTES,
+    WORKERS,
     WORKERS_START_S,
     Epoch,
     Load,
@@ -22,10 +25,13 @@ from feedrate.model.ways import (
     find_workers,
     lru_share,
     pack_s,
+    pick_epochs,
+    seen_share,
 )
 from feedrate.plan.recipes import GPU_CACHE_SHARE, MARGIN, Outcome, Recipe, shrink_of
 from feedrate.plan.results import Node, Survey
 
+BATCHES = "batches"  # a limit: one is made whole by one worker
 _WORKER_BYTES = 250e6  # a DataLoader worker with torch: what it does not share
 PROCESS_BYTES = 2e9  # the training process: torch, CUDA's context, pinned batches
 _PACK_OVERHEAD_BYTES = 1800  # a sample's tar headers, padding, label, and row in the index
@@ -33,14 +39,13 @@ _ENTRY_SHARE = 0.024  # entry points, as a share of the JPEG bytes they belong t
 _PLAIN_S = 20e-6  # handing on a sample that nothing decodes
 _GPU_DECODE_CPU = 0.1  # of the CPU's decoding time: reading, checking, cutting out the bytes
 _FIXED_SHARE = 0.1  # of the CPU's decoding time: what smaller images do not save
-_CROP_BYTES = 224 * 224 * 3
 
 
 def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
     """Return all that ways depend on, by the names that `Case.evaluate` knows."""
     plain = Figure.within(_PLAIN_S, 2, ASSUMED, "20 µs for a sample that nothing decodes")
     # What could not be tried is not taken to be quick.
-    pillow = survey.pillow_s or (survey.feedrate_s and survey.feedrate_s.assumed("as feedrate decodes"))
+    pillow = survey.pillow_s or (survey.feedrate_s and _guess_pillow(survey.feedrate_s))
     decoding = survey.feedrate_s or (survey.pillow_s and survey.pillow_s.assumed("as Pillow decodes"))
     found = {
         "samples": survey.samples,
@@ -70,6 +75,11 @@ def collect_figures(survey: Survey, node: Node) -> dict[str, Figure]:
         if (figure := getattr(node, name)) is not None:
             found[name] = figure
     return found
+
+
+def _guess_pillow(feedrate_s: Figure) -> Figure:
+    """Return what Pillow may take where it could not be tried: as for photographs, within a factor of two."""
+    return Figure.within(6 * feedrate_s.value, 2.0, ASSUMED, "Pillow: six times what feedrate takes")
 
 
 def _guess(figure: Figure, factor: float) -> Figure:
@@ -110,10 +120,11 @@ def make_store(name: str, v: Mapping[str, float], *, keeps_pages: bool) -> Store
 
 
 class Case:
-    """One dataset on one node, with the number of workers that the script's DataLoader has now."""
+    """One dataset on one kind of node, with the workers that the script's DataLoader has now."""
 
-    def __init__(self, survey: Survey, node: Node, workers: int, batch_size: int) -> None:
+    def __init__(self, survey: Survey, node: Node, *, workers: int, batch_size: int, epochs: int) -> None:
         self.survey, self.node, self.workers, self.batch_size = survey, node, workers, batch_size
+        self.epochs = epochs
         self.is_pack = survey.kind == "pack"
         self.is_files = not self.is_pack and survey.files.value > 0.5 * survey.samples.value
         self.ranks = max(node.gpus, 1)
@@ -142,18 +153,22 @@ class Case:
 
         load = self._load(recipe, v, sample_bytes, shrink)
         workers = self.workers
+        # Workers that wait for a store need no core, but each takes memory.
+        most = int(max(4 * v["cores"] / self.ranks, workers))
+        enough = workers if is_packed else max(find_workers(load, store, most, each=self.ranks), workers)
         if recipe.best_workers:
-            # Workers that wait for a store need no core, but each takes memory.
-            most = int(max(4 * v["cores"] / self.ranks, workers))
-            workers = max(find_workers(load, store, most, each=self.ranks), workers)
+            workers = enough
             load = load.with_(readers=self._count_readers(load.samples, workers))
         processes = PROCESS_BYTES * self.ranks + (0 if is_packed else workers * self.ranks * _WORKER_BYTES)
         memory = (size_bytes + processes) / MARGIN if recipe.more_memory else v["memory_bytes"]
-        room = max(memory * MARGIN - processes, 0.0)
+        on_scratch = size_bytes if recipe.is_local else 0.0
+        is_in_memory = self.node.scratch is not None and self.node.scratch.is_memory
+        copied = on_scratch if is_in_memory else 0.0
+        room = max(memory * MARGIN - processes - copied, 0.0)
         kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"], room)
         in_memory = cache_bytes if recipe.cache == "ram" else 0.0
         held = (room - in_memory) / max(size_bytes * (1 - kept), 1.0) if store.keeps_pages else 0.0
-        held = min(max(held, 0.0), 1.0)
+        held = 1.0 if copied else min(max(held, 0.0), 1.0)
 
         # What was just written is in memory, as far as there is room for it; a pack in that of one node.
         is_fresh = recipe.is_local or (recipe.packed and not self.is_pack and self.node.nodes == 1)
@@ -164,18 +179,32 @@ class Case:
         first = Epoch(first.seconds + starting, first.limit)
         if recipe.live:
             first = _slower(first, Epoch(copying, "source"))
-        later = self._later(recipe, v, load, store, kept, lru_share(held), name)
-        if recipe.cache == "disk":
-            reading = load.samples * kept * decoded / scratch.total_bytes_per_s
-            later = _slower(later, Epoch(reading * (1 - lru_share(room / max(cache_bytes, 1.0))), "scratch"))
-        on_scratch = size_bytes if recipe.is_local else 0.0
+        caching = _Caching(
+            parts=self.node.nodes * (self.ranks if recipe.cache == "gpu" else 1),
+            nodes=self.node.nodes,
+            kept=kept,
+            held=held,
+            is_fresh=is_fresh,
+            hit_s=0.0 if recipe.cache == "gpu" else v["cached_s"],
+            fill_s=filling.cpu_s,
+        )
+        on_disk_s = 0.0
+        if recipe.cache == "disk":  # all of it, where every sample is a hit and none is in memory
+            in_pages = lru_share(room / max(cache_bytes, 1.0))
+            on_disk_s = load.samples * decoded / scratch.total_bytes_per_s * (1 - in_pages)
+        later = self._later(load, store, caching, name, on_disk_s)
+        # Workers that are many enough, and still the limit, have too few whole batches to share.
+        is_shared_out = not is_packed and workers >= enough > 0
+        first_limit, later_limit = (
+            BATCHES if one.limit == WORKERS and is_shared_out else one.limit for one in (first, later)
+        )
         return Outcome(
             parts=tuple(parts),
-            first=Epoch(first.seconds * error, first.limit),
-            later=Epoch(later.seconds * error, later.limit),
+            first=Epoch(first.seconds * error, first_limit),
+            later=Epoch(later.seconds * error, later_limit),
             pack_bytes=size_bytes if recipe.packed and not self.is_pack and not recipe.on_scratch else 0.0,
             copy_bytes=on_scratch + (cache_bytes if recipe.cache == "disk" else 0.0),
-            memory_bytes=processes + in_memory + (size_bytes if recipe.more_memory else 0.0),
+            memory_bytes=processes + in_memory + copied + (size_bytes if recipe.more_memory else 0.0),
             workers=workers,
             kept=kept,
         )
@@ -211,7 +240,7 @@ class Case:
         if recipe.gpu_decode and "gpu_decode_images_per_s" in v:
             device_s += 1 / (v["gpu_decode_images_per_s"] * self.ranks)
         if "to_device_bytes_per_s" in v and self.survey.has_images:
-            device_s = max(device_s, _CROP_BYTES / (v["to_device_bytes_per_s"] * self.ranks))
+            device_s = max(device_s, 3 * self.survey.crop**2 / (v["to_device_bytes_per_s"] * self.ranks))
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
         samples = v["samples"] / self.node.nodes
@@ -249,21 +278,46 @@ class Case:
         kept = min(room / max(wanted, 1.0), 1.0)
         return kept, kept * wanted
 
-    def _later(
-        self,
-        recipe: Recipe,
-        v: Mapping[str, float],
-        load: Load,
-        store: Store,
-        kept: float,
-        warm: float,
-        name: str,
-    ) -> Epoch:
-        hit_s = 0.0 if recipe.cache == "gpu" else v["cached_s"]
-        mixed = load.with_(
-            cpu_s=kept * hit_s + (1 - kept) * load.cpu_s, sample_bytes=load.sample_bytes * (1 - kept)
-        )
-        return epoch(mixed, store, warm=1 - (1 - warm) * (1 - kept), name=name)
+    def _later(self, load: Load, store: Store, caching: _Caching, name: str, on_disk_s: float) -> Epoch:
+        """Return the mean of the epochs after the first; its limit is what most of their time waits for."""
+        limits: dict[str, float] = {}
+        for number, count in pick_epochs(max(self.epochs, 2), caching.parts):
+            hits, filled, warm = caching.look(number)
+            cpu_s = hits * caching.hit_s + filled * caching.fill_s + (1 - hits - filled) * load.cpu_s
+            mixed = load.with_(cpu_s=cpu_s, asked=1 - hits)
+            one = _slower(epoch(mixed, store, warm=warm, name=name), Epoch(on_disk_s * hits, "scratch"))
+            limits[one.limit] = limits.get(one.limit, 0.0) + count * one.seconds
+        longest = max(limits, key=lambda limit: limits[limit])
+        return Epoch(math.fsum(limits.values()) / max(self.epochs - 1, 1), longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caching:
+    """What a node finds in memory, and a cache of its own or of each GPU, epoch after epoch.
+
+    Attributes:
+        parts: caches in the whole job, each filled by another slice of an epoch; `nodes`: page caches.
+        kept: the share of the dataset that fits into a cache; `held`: of what is left, into the page cache.
+        is_fresh: all of it was just written on each node, so the page cache need not meet a sample first.
+        hit_s, fill_s: CPU time of a sample that is there, and of one that is put there.
+    """
+
+    parts: int
+    nodes: int
+    kept: float
+    held: float
+    is_fresh: bool
+    hit_s: float
+    fill_s: float
+
+    def look(self, epoch: int) -> tuple[float, float, float]:
+        """Return which shares of an epoch's samples a cache has and gets; of the others, those in memory."""
+        hits, then = (min(seen_share(self.parts, one), self.kept) for one in (epoch, epoch + 1))
+        since = math.inf if self.is_fresh else epoch
+        seen, paged = seen_share(self.nodes, since), lru_share(self.held, self.nodes, since)
+        # What a cache has was met; of the rest that was met, the page cache has its part.
+        warm = paged * (seen - hits) / seen / (1 - hits) if hits < 1 else 0.0
+        return hits, min((then - hits) * self.parts, 1 - hits), warm
 
 
 def _slower(one: Epoch, other: Epoch) -> Epoch:

@@ -147,6 +147,8 @@ def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node,
             return "no scratch disk is known: name one with --scratch DIR"
         if outcome.copy_bytes > free.value * _ENOUGH_ROOM:
             return f"needs {format_bytes(outcome.copy_bytes)} of scratch, {format_bytes(free.value)} are free"
+        if node.scratch.is_memory and (why := _explain_no_memory(recipe, outcome, node)):
+            return why
     free = node.pack_free_bytes
     if free is not None and outcome.pack_bytes > free.value * _ENOUGH_ROOM:
         return f"the pack needs {format_bytes(outcome.pack_bytes)}, {format_bytes(free.value)} are free"
@@ -170,6 +172,20 @@ def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node,
     if recipe.code == "workers" and outcome.workers <= workers:
         return f"{workers} are enough"
     return ""
+
+
+def _explain_no_memory(recipe: Recipe, outcome: Outcome, node: Node) -> str:
+    """Return why a copy on scratch that is memory cannot be had; empty: it can."""
+    if recipe.cache == "disk":
+        return f"{node.scratch_path}, which is memory, is no disk for a cache"
+    # As `feedrate stage` has it: no more than half, and what the job uses beside must fit, too.
+    needed = max(outcome.memory_bytes / MARGIN, 2 * outcome.copy_bytes)
+    if needed <= node.memory_bytes.value:
+        return ""
+    copied, free = format_bytes(outcome.copy_bytes), format_bytes(node.memory_bytes.value)
+    return (
+        f"needs {copied} on {node.scratch_path}, which is memory, and {free} are left ({node.memory_origin})"
+    )
 
 
 def list_commands(
@@ -196,9 +212,12 @@ def list_commands(
     if not recipe.packed:
         dataset = 'YourDataset(os.environ["DATA"], ...)'
         return (*lines, f"DataLoader({dataset}, ..., num_workers={outcome.workers})")
-    arguments = ['os.environ["DATA"]' if recipe.staged else repr(pack), f"batch_size={batch_size}"]
+    arguments = [
+        'os.environ["DATA"]' if recipe.staged else repr(pack),
+        f"batch_size={min(batch_size, max(int(survey.samples.value), 1))}",
+    ]
     if survey.has_images:
-        arguments += ["image=feedrate.RandomResizedCrop(224)", "flip=True"]
+        arguments += [f"image=feedrate.RandomResizedCrop({survey.crop})", "flip=True"]
     arguments += ['device="cuda"'] if node.gpus else []
     arguments += ['decode="gpu"'] if recipe.gpu_decode else []
     arguments += [f"scratch={node.scratch_path!r}"] if recipe.live else []

@@ -20,8 +20,8 @@ class Survey:
         formats: which share of the samples is `jpeg`, `png`, ...
         decoded_bytes: of one sample, as height x width x channels of bytes.
         factor: decoded by encoded size: K of the guides.
-        pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of 224 pixels:
-            Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
+        pillow_s, feedrate_s: CPU time for one sample on one core, from memory, a random crop of `crop`
+            pixels: Pillow as DataLoader workers use it (collating included), and our kernel from a pack's
             entry points. None: no images, or it could not be tried, which a note says.
         pillow_wait_s: what Pillow waits for the file system in opening and decoding a file that is not in
             memory, beside that CPU time; None: not measured, since all of it is in memory, or no files.
@@ -69,6 +69,7 @@ class Survey:
     whole_s: Figure | None = None
     cached_s: Figure | None = None
     notes: tuple[str, ...] = ()
+    crop: int = 224
 
     @property
     def has_images(self) -> bool:

@@ -39,15 +39,19 @@ from feedrate.units import format_count
 _COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
 _HANG_S = 15.0
 _SMALL_BYTES, _LARGE_BYTES = 16 << 10, 4 << 20  # of a request
+_USUAL_CROP = 224
 _CHANNELS = 3  # loaders convert to RGB
 _FORMATS = {".jpg": "jpeg", ".tif": "tiff"}
 
 
-def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], None]) -> Survey:
+def survey_dataset(
+    dataset: str, *, seconds: float = 10.0, crop: int | None = None, say: Callable[[str], None]
+) -> Survey:
     """Sample a dataset for about so many seconds, whatever its size.
 
     Args:
         dataset: whatever `feedrate pack` takes, or a pack.
+        crop: side of the crops that are trained on; None: 224 pixels, or what the images have.
 
     Raises:
         FeedrateError: it is not there, is no dataset, cannot be read, or its file system does not answer.
@@ -71,7 +75,27 @@ def survey_dataset(dataset: str, *, seconds: float = 10.0, say: Callable[[str], 
         contents = sampled.read(_READING * seconds)
     reading = call_patiently(dataset, lambda: measure_reading(sampled.waited)) if sampled.waited else None
     sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
-    return _describe(dataset, sampled, source, contents, reading, began, say)
+    return _describe(dataset, sampled, source, contents, reading, began, crop, say)
+
+
+def measure_sizes(dataset: str, *, seconds: float = 10.0, say: Callable[[str], None]) -> Sizes:
+    """Return how much a dataset is, as files and decoded; nothing is timed.
+
+    Raises:
+        FeedrateError: as `survey_dataset`.
+    """
+    say("counting samples")
+    if not is_url(dataset):
+        _check_answers(dataset)
+    with tempfile.TemporaryDirectory(prefix="feedrate-plan-") as scratch:
+        sampled = call_patiently(
+            dataset,
+            lambda: sample_dataset(dataset, scratch, seconds=_COUNTING * seconds),
+            _COUNTING * seconds + _HANG_S,
+        )
+        contents = sampled.read(_READING * seconds)
+    sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
+    return _find_sizes(sampled, _look_at_all(dataset, sampled, contents))
 
 
 def _check_answers(path: str) -> None:
@@ -94,24 +118,16 @@ def _describe(
     contents: Sequence[Content],
     reading: Reading | None,
     began: float,
+    crop: int | None,
     say: Callable[[str], None],
 ) -> Survey:
-    looked = _look_at(contents, sampled.has_images)
-    if not looked.good:
-        what = "image" if sampled.has_images else "sample"
-        raise SourceError(
-            f"none of the {format_count(len(contents), what)} of {dataset} that were looked at can be used: "
-            f"{looked.first_bad or 'they are empty'}",
-            hint="look at one of them: is it what its name says?",
-        )
+    looked = _look_at_all(dataset, sampled, contents)
     say("decoding some samples, on one core and on all")
-    costs = measure_costs(looked.good, has_images=sampled.has_images, total=sampled.samples.value)
-    notes = [*sampled.notes, *looked.notes, *costs.notes]
-    sample_bytes = _find_mean(sampled.sizes, sampled.samples.value, sampled.is_all)
-    factor = _find_factor(looked.decoded, [len(data) for _, data in looked.good], sampled.samples.value)
-    total_bytes = sampled.total_bytes or combine(
-        lambda samples, each: samples * each, {"samples": sampled.samples, "each": sample_bytes}
-    )
+    width, height = (statistics.median(sides or [0.0]) for sides in (looked.widths, looked.heights))
+    side = crop or int(min(width, height, _USUAL_CROP)) or _USUAL_CROP
+    costs = measure_costs(looked.good, has_images=sampled.has_images, total=sampled.samples.value, side=side)
+    sizes = _find_sizes(sampled, looked)
+    notes = [*sizes.notes, *costs.notes]
     if not sampled.has_images:
         notes.append("its samples are no images: their bytes count, decoding does not")
     return Survey(
@@ -120,13 +136,14 @@ def _describe(
         samples=sampled.samples,
         files=sampled.files,
         folders=sampled.folders,
-        sample_bytes=sample_bytes,
-        total_bytes=replace(total_bytes, note=sampled.samples.note),
+        sample_bytes=sizes.sample_bytes,
+        total_bytes=sizes.total_bytes,
         formats=looked.formats or _count_formats(sampled.suffixes),
-        width=statistics.median(looked.widths or [0.0]),
-        height=statistics.median(looked.heights or [0.0]),
-        decoded_bytes=combine(lambda k, each: k * each, {"k": factor, "each": sample_bytes}),
-        factor=factor,
+        width=width,
+        height=height,
+        crop=side,
+        decoded_bytes=sizes.decoded_bytes,
+        factor=sizes.factor,
         pillow_s=costs.pillow_s,
         feedrate_s=costs.feedrate_s,
         cores=measure_usable_cores(),
@@ -147,6 +164,45 @@ def _describe(
         cached_s=costs.cached_s,
         notes=tuple(notes),
     )
+
+
+class Sizes(NamedTuple):
+    """How much a dataset is; as in a `Survey`."""
+
+    samples: Figure
+    sample_bytes: Figure
+    total_bytes: Figure
+    decoded_bytes: Figure
+    factor: Figure
+    notes: tuple[str, ...]
+
+
+def _find_sizes(sampled: Sampled, looked: _Looked) -> Sizes:
+    each = _find_mean(sampled.sizes, sampled.samples.value, sampled.is_all)
+    factor = _find_factor(looked.decoded, [len(data) for _, data in looked.good], sampled.samples.value)
+    total = sampled.total_bytes or combine(
+        lambda samples, each: samples * each, {"samples": sampled.samples, "each": each}
+    )
+    return Sizes(
+        samples=sampled.samples,
+        sample_bytes=each,
+        total_bytes=replace(total, note=sampled.samples.note),
+        decoded_bytes=combine(lambda k, each: k * each, {"k": factor, "each": each}),
+        factor=factor,
+        notes=(*sampled.notes, *looked.notes),
+    )
+
+
+def _look_at_all(dataset: str, sampled: Sampled, contents: Sequence[Content]) -> _Looked:
+    looked = _look_at(contents, sampled.has_images)
+    if not looked.good:
+        what = "image" if sampled.has_images else "sample"
+        raise SourceError(
+            f"none of the {format_count(len(contents), what)} of {dataset} that were looked at can be used: "
+            f"{looked.first_bad or 'they are empty'}",
+            hint="look at one of them: is it what its name says?",
+        )
+    return looked
 
 
 def _measure_address(dataset: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:

@@ -31,7 +31,6 @@ from feedrate.figures import Figure
 if TYPE_CHECKING:
     from PIL import Image
 
-SIDE = 224
 BATCH = 256
 _ALONE_S, _TOGETHER_S = 1.1, 0.9
 _MOST_TURNS = 100  # of each image
@@ -63,8 +62,10 @@ def find_missing(count: float, total: float) -> float:
     return math.sqrt(max(1 - count / total, 0.0))
 
 
-def measure_costs(samples: Sequence[tuple[str, bytes]], *, has_images: bool, total: float) -> Costs:
-    """Measure on some of `total` samples: suffix and content of each.
+def measure_costs(
+    samples: Sequence[tuple[str, bytes]], *, has_images: bool, total: float, side: int
+) -> Costs:
+    """Measure on some of `total` samples: suffix and content of each; crops become `side` pixels wide.
 
     Raises:
         StorageError: there is no room for them.
@@ -76,10 +77,10 @@ def measure_costs(samples: Sequence[tuple[str, bytes]], *, has_images: bool, tot
         pack_s = _measure_packing(folder, names, [len(data) for _, data in samples], has_images)
         if not has_images:
             return Costs(None, None, cores, cores, pack_s)
-        pillow_s, gain, notes = _measure_pillow(folder, count_usable_cores(), total)
+        pillow_s, gain, notes = _measure_pillow(folder, count_usable_cores(), total, side)
         paths = [os.path.join(folder, name) for name in names]
-        feedrate_s, feedrate_gain, why = _measure_loader(paths)
-        whole_s, cached_s = (None, None) if feedrate_s is None else _measure_caching(paths)
+        feedrate_s, feedrate_gain, why = _measure_loader(paths, side)
+        whole_s, cached_s = (None, None) if feedrate_s is None else _measure_caching(paths, side)
     if feedrate_s is not None and pillow_s is not None:
         # The images that a Loader decoded are the same, so its mean is as sure.
         by = feedrate_s.value / pillow_s.value
@@ -161,11 +162,11 @@ def _read(folder: str, name: str) -> bytes:
         return file.read()
 
 
-def _measure_loader(paths: Sequence[str]) -> tuple[Figure | None, float, str]:
+def _measure_loader(paths: Sequence[str], side: int) -> tuple[Figure | None, float, str]:
     from feedrate.loader.image import RandomResizedCrop
     from feedrate.loader.trial import TrialOptions, try_loader
 
-    trial, why = try_loader(paths, TrialOptions(RandomResizedCrop(SIDE), 0.5, BATCH))
+    trial, why = try_loader(paths, TrialOptions(RandomResizedCrop(side), 0.5, BATCH))
     if trial is None:
         return None, 1.0, why
     figure = Figure.within(trial.alone_cpu_s, 1 + _LEAST_ERROR, "measured", f"{trial.images:,} images")
@@ -173,7 +174,7 @@ def _measure_loader(paths: Sequence[str]) -> tuple[Figure | None, float, str]:
     return figure, max(trial.busy_threads * trial.alone_cpu_s / trial.cpu_s, 1.0), ""
 
 
-def _measure_caching(paths: Sequence[str]) -> tuple[Figure | None, Figure | None]:
+def _measure_caching(paths: Sequence[str], side: int) -> tuple[Figure | None, Figure | None]:
     """Return what decoding whole images takes, and a crop of one; None: that failed."""
     from feedrate.errors import FeedrateError
     from feedrate.loader.samples import open_files
@@ -181,7 +182,7 @@ def _measure_caching(paths: Sequence[str]) -> tuple[Figure | None, Figure | None
 
     try:
         with open_files(paths[:_CACHED], in_memory=True) as samples:
-            whole_s, cached_s = try_cache(samples, SIDE)
+            whole_s, cached_s = try_cache(samples, side)
     except (FeedrateError, OSError, ValueError, MemoryError):
         return None, None
     note = f"up to {_CACHED} images"
@@ -274,10 +275,10 @@ def _read_queued_s() -> float:
         return 0.0
 
 
-def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | None, float, str]:
+def _measure_pillow(folder: str, cores: int, total: float, side: int) -> tuple[Figure | None, float, str]:
     """Return the CPU time of an image, and what all cores give by what one gives."""
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _CHILD, folder, *map(str, (cores, _ALONE_S, _TOGETHER_S))]
+    command = [sys.executable, "-c", _CHILD, folder, *map(str, (cores, _ALONE_S, _TOGETHER_S, side))]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=environ
@@ -302,7 +303,7 @@ def _measure_pillow(folder: str, cores: int, total: float) -> tuple[Figure | Non
     return figure, cores / max(slower, 1.0), ""
 
 
-def try_pillow(folder: str, cores: str, alone_s: str, together_s: str) -> None:
+def try_pillow(folder: str, cores: str, alone_s: str, together_s: str, side: str) -> None:
     """Print the CPU times of images by their names: in one process, then in one per core at once.
 
     Called in a process of its own, which has no threads when it forks.
@@ -313,19 +314,19 @@ def try_pillow(folder: str, cores: str, alone_s: str, together_s: str) -> None:
     files = {name: _read(folder, name) for name in names}
     random.shuffle(names)
     for name in names[:_WARM_UP]:
-        _decode(files[name])
-    alone = _decode_for(files, names, float(alone_s))
+        _decode(files[name], int(side))
+    alone = _decode_for(files, names, float(alone_s), int(side))
     together: dict[str, list[float]] = {}
     tried = [name for name in names if name in alone]
     if int(cores) > 1 and tried:
-        for times in _fork(files, tried, int(cores), float(together_s)):
+        for times in _fork(files, tried, int(cores), float(together_s), int(side)):
             for name, some in times.items():
                 together.setdefault(name, []).extend(some)
     os.write(1, json.dumps([alone, together]).encode())  # to the pipe of who called
 
 
 def _fork(
-    files: dict[str, bytes], names: list[str], cores: int, seconds: float
+    files: dict[str, bytes], names: list[str], cores: int, seconds: float, side: int
 ) -> Iterator[dict[str, list[float]]]:
     """Decode in `cores` processes at once, each in another order."""
     pipes = []
@@ -334,7 +335,7 @@ def _fork(
         if not os.fork():
             try:
                 at = number * len(names) // cores
-                found = _decode_for(files, names[at:] + names[:at], seconds)
+                found = _decode_for(files, names[at:] + names[:at], seconds, side)
                 with open(writing, "w") as pipe:
                     json.dump(found, pipe)
             finally:
@@ -348,7 +349,9 @@ def _fork(
         os.wait()
 
 
-def _decode_for(files: dict[str, bytes], names: list[str], seconds: float) -> dict[str, list[float]]:
+def _decode_for(
+    files: dict[str, bytes], names: list[str], seconds: float, side: int
+) -> dict[str, list[float]]:
     """Return the CPU times of images by name, each with its part of what a batch takes to be put together."""
     times: dict[str, list[float]] = {}
     batch: list[Any] = []
@@ -358,7 +361,7 @@ def _decode_for(files: dict[str, bytes], names: list[str], seconds: float) -> di
         name = names[number % len(names)]
         number += 1
         before = time.process_time()
-        pixels = _decode(files[name])
+        pixels = _decode(files[name], side)
         if pixels is None:
             continue
         times.setdefault(name, []).append(time.process_time() - before)
@@ -386,13 +389,13 @@ def _collate(batch: list[Any]) -> float:
     return time.process_time() - before
 
 
-def _decode(data: bytes) -> Any:
+def _decode(data: bytes, side: int) -> Any:
     """Return what a DataLoader's worker makes of a file; None: Pillow does not decode it."""
     from PIL import Image
 
     try:
         image: Image.Image = Image.open(io.BytesIO(data)).convert("RGB")
-        image = image.crop(draw_crop(*image.size)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        image = image.crop(draw_crop(*image.size)).resize((side, side), Image.Resampling.BILINEAR)
     except Exception:  # whatever Pillow raises for a file that it does not decode
         return None
     if random.random() < 0.5:

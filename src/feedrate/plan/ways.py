@@ -20,7 +20,7 @@ from feedrate.plan.recipes import (
     list_commands,
 )
 from feedrate.plan.results import Node, Plan, Survey, Way
-from feedrate.units import format_count, format_seconds
+from feedrate.units import format_count, format_percent, format_seconds
 
 # What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
 MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
@@ -30,7 +30,7 @@ _LEAST_SAVED_S = 60.0  # of a whole run: a script is not edited in less
 
 _LIMITS = {
     "device": "the device is", "cores": "the cores are", "workers": "the workers are",
-    "source": "the source is", "scratch": "scratch is",
+    "source": "the source is", "scratch": "scratch is", "batches": "the few batches are",
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def make_plan(
     notes: Sequence[str] = (),
 ) -> Plan:
     """Lay the ways side by side; `workers` and `batch_size`: of the script's DataLoader as it is now."""
-    case = Case(survey, node, workers, batch_size)
+    case = Case(survey, node, workers=workers, batch_size=batch_size, epochs=epochs)
     recipes = [recipe for recipe in RECIPES if is_made_for(recipe, survey, node)]
     figures = {**collect_figures(survey, node), "error": MODEL_ERROR}
     gpus = node.gpus * node.nodes
@@ -67,7 +67,7 @@ def make_plan(
         _describe(case, recipe, outcome, rows[width * i : width * (i + 1)], now, epochs)
         for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
     )
-    recommended, reason = recommend(ways, epochs)
+    recommended, reason = recommend(ways, epochs, is_loading_alone=node.model_rate is None)
     of_node = [*node.notes, *describe_scale(survey, node, batch_size), *_note_no_rate(node)]
     said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
     return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
@@ -77,7 +77,7 @@ def _describe(
     case: Case, recipe: Recipe, outcome: Outcome, row: list[Figure], now: tuple[float, float], epochs: int
 ) -> Way:
     before, first, later, total, disk, memory, saved = row
-    pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now)
+    pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now, epochs)
     rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
     return Way(
         code=recipe.code,
@@ -104,7 +104,7 @@ def _name(recipe: Recipe, outcome: Outcome, *, is_pack: bool) -> str:
     return recipe.name.removeprefix("pack, ") if is_pack else recipe.name
 
 
-def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
+def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = False) -> tuple[str, str]:
     """Return the code of the way to go, and why; no code: nothing is worth doing."""
     now = ways[0]
     possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
@@ -116,13 +116,19 @@ def recommend(ways: Sequence[Way], epochs: int) -> tuple[str, str]:
         return "", f"{_LIMITS[now.limit]} what training waits for, and no other way would be 7% faster"
     if taken_s - best < _LEAST_SAVED_S:
         saved, of = format_seconds(taken_s - best), format_seconds(taken_s)
-        return "", f"no way that fits saves more than {saved} of the {of} that the whole run takes"
+        share = format_percent(1 - best / taken_s)
+        fastest = next(way.name for way in possible if way.total_s.value == best)
+        return "", (
+            f"{fastest} would save {saved}, {share} of the {of} that the whole run takes, and that is less "
+            "than a minute"
+        )
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
     gain = taken_s / chosen.total_s.value
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
+    what = " of loading alone" if is_loading_alone else ""
     return chosen.code, (
-        f"{format_count(epochs, 'epoch')} are {gain:.1f} times as fast as in place{paid}; "
+        f"{format_count(epochs, 'epoch')}{what} are {gain:.1f} times as fast as in place{paid}; "
         f"then {_LIMITS[chosen.limit]} the limit"
     )
 

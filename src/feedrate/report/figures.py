@@ -22,6 +22,9 @@ _LEGEND = {
     STORED: "stored: measured on this node by 'feedrate bench machine', or computed from that",
     ASSUMED: "assumed, or computed from what is assumed",
 }
+# Bounds, as shares of a value: nearer ones are not said; from here on both are, where one is farther away.
+_LEAST_SPREAD, _WIDE, _UNEVEN = 0.005, 0.5, 1.4
+_FAR_ABOVE, _FAR_BELOW = 5.0, 20.0  # as factors: beyond, nothing is known
 # Between the parts of a figure, where no line breaks.
 TIE = "\N{NO-BREAK SPACE}"
 
@@ -30,15 +33,37 @@ def mark(figure: Figure) -> str:
     return _MARKS.get(figure.origin, "")
 
 
-def format_spread(figure: Figure) -> str:
-    """Return `±9%`: how far the bounds are from the value; nothing where they are at it."""
+def is_known(figure: Figure) -> bool:
+    """Return whether a figure says something: what may be five times as much, or a twentieth, does not."""
+    value, ends = figure.value, (figure.low, figure.high)
+    if not is_number(value):
+        return False
+    return (
+        value <= 0
+        or not all(map(is_number, ends))
+        or (value / _FAR_BELOW <= ends[0] <= ends[1] <= _FAR_ABOVE * value)
+    )
+
+
+def find_spread(figure: Figure) -> float:
+    """Return how far the farther bound is from the value, as a share of it; 0: they are at it."""
     value, ends = figure.value, (figure.low, figure.high)
     if not (is_number(value) and value and all(map(is_number, ends))):
-        return ""
+        return 0.0
     share = max(abs(end - value) for end in ends) / abs(value)
-    if share < 0.005:
-        return ""
-    return f"±{100 * share:.0f}%" if share < 9.995 else f"±{format_number(round(share))}x"
+    return share if share >= _LEAST_SPREAD else 0.0
+
+
+def is_uneven(figure: Figure) -> bool:
+    """Return whether one bound is so much farther from the value than the other that both must be said."""
+    near, far = sorted((figure.value - figure.low, figure.high - figure.value))
+    return find_spread(figure) >= _WIDE and far > _UNEVEN * near
+
+
+def format_spread(figure: Figure) -> str:
+    """Return `±9%`: how far the bounds are from the value; nothing where they are at it."""
+    share = find_spread(figure)
+    return f"±{100 * share:.0f}%" if share else ""
 
 
 def say_value(value: float, unit: str) -> str:
@@ -54,26 +79,39 @@ def say_value(value: float, unit: str) -> str:
 
 
 def say_figure(figure: Figure | None, unit: str) -> str:
-    """Return `4 min 10 s ±9%*`; of what nobody knows, `unknown`."""
+    """Return `4 min 10 s ±9%*`; with both bounds where they are uneven; of what nobody knows, `unknown`."""
     if figure is None or not is_number(figure.value):
         return "unknown"
-    words = f"{say_value(figure.value, unit)} {format_spread(figure)}".rstrip() + mark(figure)
-    return (f"{words} (given)" if figure.origin == GIVEN else words).replace(" ", TIE)
+    given = " (given)" if figure.origin == GIVEN else ""
+    return (_say_spread(figure, unit) + mark(figure) + given).replace(" ", TIE)
+
+
+def _say_spread(figure: Figure, unit: str) -> str:
+    if not is_known(figure):
+        return "unknown"
+    spread = f"({say_bounds(figure, unit)})" if is_uneven(figure) else format_spread(figure)
+    return f"{say_value(figure.value, unit)} {spread}".rstrip()
 
 
 def say_bounds(figure: Figure, unit: str) -> str:
     """Return `3 min 50 s to 4 min 40 s`; nothing where a figure is exact."""
-    return f"{say_value(figure.low, unit)} to {say_value(figure.high, unit)}" if format_spread(figure) else ""
+    return f"{say_value(figure.low, unit)} to {say_value(figure.high, unit)}" if find_spread(figure) else ""
 
 
 def short_time(figure: Figure, *, has_spread: bool = True) -> str:
-    """Return a time for a table: `4m10s ±9%`, and `-` for none."""
+    """Return a time for a table: `4m10s ±9%`, `16m00s to 1h04m` where its bounds are uneven, `-` for none."""
     if not is_number(figure.value):
         return "never" if figure.value == float("inf") else "unknown"
     if figure.value <= 0:
         return "-"
-    spread = format_spread(figure) if has_spread else ""
-    return " ".join(filter(None, (format_duration(figure.value), spread))) + mark(figure)
+    if not is_known(figure):
+        return f"unknown{mark(figure)}"
+    text = format_duration(figure.value)
+    if has_spread and is_uneven(figure):
+        text = f"{format_duration(figure.low)} to {format_duration(figure.high)}"
+    elif has_spread:
+        text = f"{text} {format_spread(figure)}".rstrip()
+    return text + mark(figure)
 
 
 def describe_origin(figure: Figure) -> str:
@@ -101,8 +139,7 @@ def draw_estimate(estimate: Estimate, width: int | None = None) -> str:
     else:
         lines += [*answers.items(), ""]
     lines += [
-        (name, f"{say_value(one.value, unit)} {format_spread(one)}".rstrip(), describe_origin(one))
-        for name, (one, unit) in estimate.figures.items()
+        (name, _say_spread(one, unit), describe_origin(one)) for name, (one, unit) in estimate.figures.items()
     ]
     lines += [f"note: {note}" for note in estimate.notes]
     lines += [Command(f"next: {command}") for command in estimate.commands]

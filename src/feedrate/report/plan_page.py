@@ -10,7 +10,7 @@ from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
 from feedrate.report.doctor_charts import draw_key
-from feedrate.report.figures import TIE, describe_origin, format_spread, say_bounds, say_value, short_time
+from feedrate.report.figures import TIE, describe_origin, find_spread, say_bounds, say_value, short_time
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
 from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit, name_node
 from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
@@ -151,7 +151,7 @@ def _draw_way(name: str, way: Way, *, is_best: bool, end: float) -> str:
 
 def _say_bounds(figure: Figure) -> str:
     bounds = [format_duration(bound) for bound in (figure.low, figure.high) if is_number(bound) and bound > 0]
-    return " to ".join(bounds) if format_spread(figure) else ""
+    return " to ".join(bounds) if find_spread(figure) else ""
 
 
 def _place(seconds: float, end: float) -> float:

@@ -23,7 +23,7 @@ from feedrate.files.atomic import writing
 from feedrate.files.lock import Gone
 from feedrate.files.permissions import open_trusted
 from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, measure_room, try_to_reserve
-from feedrate.machine.memory import count_usable_memory_bytes
+from feedrate.machine.memory import MemoryGauge
 from feedrate.units import format_bytes, format_count
 
 # Where copies lay before, in SCRATCH/feedrate/UID: they are listed and deleted there, and not looked for.
@@ -196,9 +196,14 @@ def check_room(scratch: Scratch, size_bytes: int, files: int) -> None:
             hint="pack them into a few: feedrate pack SOURCE PACK; then stage that",
         )
     if scratch.is_memory:
-        limit = count_usable_memory_bytes()
-        if size_bytes > limit // 2:
-            raise _no_room(f"{needed}, which is memory, and this job may use {format_bytes(limit)} in all")
+        memory = MemoryGauge().measure()
+        limit, free = format_bytes(memory.limit_bytes), format_bytes(memory.free_bytes)
+        if size_bytes > memory.limit_bytes // 2:
+            raise _no_room(f"{needed}, which is memory, and this job may use {limit} in all")
+        if size_bytes > memory.free_bytes - spare:
+            raise _no_room(
+                f"{needed}, which is memory, and of the {limit} that this job may use {free} are free"
+            )
         return
     try:
         refusal = try_to_reserve(path, size_bytes)
