@@ -80,12 +80,18 @@ Box box_of(const GpuRequest& r, int64_t i) {
 }
 
 // Copies entropy-coded bytes without their stuffing, and tells where each goes. Bytes between two of 0xFF are copied at
-// once, however many entry points are among them.
+// once, however many entry points are among them. Never more is written than the bytes that were begun, which are also
+// the room for them: entry points and markers are the file maker's, and may stand anywhere.
 class Unstuffing {
 public:
-    Unstuffing(const uint8_t* limit, uint8_t* out) : limit_(limit), to_(out) {}
-    // Goes on at `from`; what was reached must have been finished.
-    void begin(const uint8_t* from) {
+    explicit Unstuffing(uint8_t* out) : to_(out) {}
+    // Goes on with the bytes from `from` to `limit`; what was reached must have been finished.
+    void begin(const uint8_t* from, const uint8_t* limit) {
+        limit_ = limit;
+        go_on(from);
+    }
+    // Passes over what lies before `from`, such as a marker.
+    void go_on(const uint8_t* from) {
         from_ = from;
         mark_ = find(from);
     }
@@ -95,7 +101,7 @@ public:
             if (!pass()) return nullptr;
         return target < from_ ? nullptr : to_ + (target - from_);
     }
-    // Where the next marker, or the end of all, would go.
+    // Where the next marker, or the end of what was begun, would go.
     uint8_t* reach_marker() {
         while (mark_ < limit_ && pass()) {}
         return to_ + (mark_ - from_);
@@ -122,11 +128,11 @@ private:
         if (limit_ - mark_ < 2 || mark_[1] != 0) return false;
         const uint8_t* next = mark_ + 2;
         finish(mark_ + 1);
-        begin(next);
+        go_on(next);
         return true;
     }
 
-    const uint8_t *limit_, *from_ = nullptr, *mark_ = nullptr;
+    const uint8_t *limit_ = nullptr, *from_ = nullptr, *mark_ = nullptr;
     uint8_t* to_;
 };
 
@@ -347,21 +353,24 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
 }
 
 // Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes
-// begin at `word` of all; their room follows from look_at.
+// begin at `word` of all. Their room follows from look_at: of every row the distance from its first entry point to the
+// one behind it, and four bytes more. No byte outside this distance is copied.
 bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word,
                     int64_t& count) const {
     count = 0;
     if (s.runs.empty()) return true;  // cut from another crop's window
     const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
-    Unstuffing in(limit, bytes);
-    int row = -1;
+    const auto end_of = [&](const GpuItem& run) { return run.end != kNoEnd ? begin + run.end / 8 : limit; };
+    Unstuffing in(bytes);
+    const GpuItem* last = nullptr;  // of the row
     for (const GpuItem& run : s.runs) {
-        const uint8_t* from = begin + run.word / 8;
+        const uint8_t *from = begin + run.word / 8, *end = end_of(run);
         const bool has_end = run.end != kNoEnd, is_exact = run.how_it_ends == kGpuEndsAt;
-        const uint8_t* end = has_end ? begin + run.end / 8 : limit;
-        if (run.row != row) in.begin(from);
-        row = run.row;
+        if (!last || run.row != last->row) {
+            for (last = &run; last != &s.runs.back() && last[1].row == run.row;) ++last;
+            in.begin(from, end_of(*last));
+        }
         const uint8_t* at = in.reach(from);
         if (!at) return false;
         int64_t mcu = static_cast<int64_t>(s.first_row + run.row) * s.mcus_per_row + s.first_column + run.column;
@@ -386,10 +395,10 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             item.end = static_cast<unsigned>((stop - at + aside) * 8);
             if (is_marker_due) {
                 in.finish(in.marker());
-                const uint8_t* marker = skip_fill(in.marker(), limit);
-                if (marker >= limit || *marker != restart_marker(until / every - 1)) return false;
+                const uint8_t *row_end = end_of(*last), *marker = skip_fill(in.marker(), row_end);
+                if (marker >= row_end || *marker != restart_marker(until / every - 1)) return false;
                 item.how_it_ends = kGpuEndsPadded;
-                in.begin(marker + 1);
+                in.go_on(marker + 1);
                 at = in.at();
                 // The next entry point stands behind the marker, and begins anew.
                 const bool is_anew =
@@ -409,7 +418,7 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
             std::fill_n(item.predictor, 3, short{0});
         }
         // The last of its row: its bytes to the end, and what is begun of the next.
-        if (&run == &s.runs.back() || (&run + 1)->row != row) {
+        if (&run == last) {
             const bool is_open = in.reach(end) != nullptr;
             in.finish(is_open ? end : in.marker());
             if (is_open && end < limit) *in.at() = *end;

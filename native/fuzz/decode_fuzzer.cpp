@@ -2,7 +2,8 @@
 // One input of the fuzzer: how to decode (8 bytes), then a JPEG. Decodes it from the top, with its own entry points and
 // with spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes. Then
 // the same bytes once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves. And
-// the JPEG is written again as baseline, turned by byte 1: what was read twice must be the same.
+// the JPEG is written again as baseline, turned by byte 1: what was read twice must be the same. Last the JPEG is
+// planned for a GPU, with its own entry points, with spoilt and with forged ones, into a buffer of the size asked for.
 //
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value; four times that is also how far apart entry points stand in bytes (0: as usual)
@@ -20,8 +21,10 @@
 
 #include "../coefficients.h"
 #include "../crc32c.h"
+#include "../gpu_plan.h"
 #include "../jpeg.h"
 #include "../raw.h"
+#include "forged_entries.h"
 
 using namespace feedrate;
 
@@ -113,6 +116,30 @@ void try_baseline(const uint8_t* input, Bytes file) {
         demand(image.planes[i].values == again.planes[i].values, "no coefficient changes");
 }
 
+// Two crops of the file, as a GPU would take them. Whether they are taken is not demanded, only where bytes go.
+void try_plan(Bytes file, uint32_t crc, const std::string& entries, const Box& box, const Target& target) {
+    static GpuPlan plan;
+    const std::unique_ptr<uint8_t[]> exact(new uint8_t[entries.size()]);
+    std::memcpy(exact.get(), entries.data(), entries.size());
+    const int64_t starts[] = {0, static_cast<int64_t>(file.size)},
+                  entry_starts[] = {0, static_cast<int64_t>(entries.size())};
+    const int32_t file_of[] = {0, 0};
+    const int32_t boxes[] = {box.left, box.top, box.right, box.bottom, 0, 0, box.right, box.bottom};
+    const uint8_t flips[] = {target.flip, 0},
+                  filters[] = {static_cast<uint8_t>(target.filter), static_cast<uint8_t>(target.filter)};
+    uint8_t taken[2];
+    GpuRequest request{};
+    request.count = 2, request.files = 1, request.file_of = file_of;
+    request.data = file.data, request.starts = starts, request.crcs = &crc;
+    request.entries = exact.get(), request.entry_starts = entry_starts;
+    request.boxes = boxes, request.flips = flips, request.filters = filters, request.before_13 = target.before_13;
+    request.height = target.height, request.width = target.width, request.most_memory = int64_t{1} << 28;
+    plan.look(request, nullptr, taken);
+    // As large as was asked for and no larger: a byte behind it is then seen.
+    const std::unique_ptr<uint8_t[]> staged(new uint8_t[static_cast<size_t>(plan.sizes().staged)]);
+    plan.fill(file.data, nullptr, staged.get());
+}
+
 Bytes view(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 
 }  // namespace
@@ -161,6 +188,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
             const std::string spoilt = spoil(entries, input[0] >> 1, input[1]);
             decoder.decode(file, crc, view(spoilt), box, target(entered.get()));
         }
+    }
+    Header found;
+    if (parse_jpeg(file.data, file.size, found, false).ok()) {
+        try_plan(file, crc, entries, box, target(nullptr));
+        try_plan(file, crc, spoil(entries, input[0] >> 1, input[1]), box, target(nullptr));
+        const uint32_t seed = input[0] | input[1] << 8;
+        try_plan(file, crc, forge_entries(file, found, seed), box, target(nullptr));
     }
     decoder.trim();
     return 0;

@@ -15,6 +15,7 @@ from feedrate import kernel
 from feedrate.kernel.cuda import batch
 
 HERE = Path(__file__).parent
+FILLED = 0xA5
 
 
 def build(folder: Path, *options: str) -> Path:
@@ -69,7 +70,7 @@ def join(parts: Sequence[bytes]) -> tuple[Any, Any]:
 
 def aligned(size: int) -> Any:
     """Return so many bytes, aligned as a device's memory is; none of them is zero."""
-    whole = np.full(size + 256, 0xA5, np.uint8)
+    whole = np.full(size + 256, FILLED, np.uint8)
     start = -whole.ctypes.data % 256
     return whole[start : start + size]
 
@@ -107,7 +108,11 @@ def run(
 ) -> tuple[Any, Any, Any]:
     """Do what was planned; return the pixels, the statuses, and which samples were taken."""
     buffers = {name: aligned(size) for name, size in plan.buffer_bytes().items()}
+    staged, behind = len(buffers["staged"]), len(data) if data is not None else 0
+    guarded = aligned(staged + behind)
+    buffers["staged"] = guarded[:staged]
     plan.fill(data, buffers["staged"])
+    assert (guarded[staged:] == FILLED).all(), "the planner wrote behind the end of what is staged"
     out = np.full((count, *size, channels), 77, np.uint8)
     statuses = np.full(count, -1, np.int32)
     batch.run(plan, launch, buffers, out, statuses, channels)

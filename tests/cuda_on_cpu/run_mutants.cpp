@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "crc32c.h"
+#include "fuzz/forged_entries.h"
 #include "gpu_plan.h"
 #include "jpeg.h"
 
@@ -149,11 +150,16 @@ int main(int, char** arguments) {
             draw(header.width, whole.other_box[0], whole.other_box[2]);
             draw(header.height, whole.other_box[1], whole.other_box[3]);
             Case mutant = whole;
-            const unsigned how = random() % 8;
+            const unsigned how = random() % 10;
             if (how <= 3) spoil(mutant.file, header.scan_begin, random);
             if (how == 4) spoil(mutant.file, 2, random);
             if (how == 5) mutant.file.resize(random() % mutant.file.size());
-            if (how >= 6) spoil(mutant.entries, how == 6 ? 12 : 0, random);
+            if (how == 6 || how == 7) spoil(mutant.entries, how == 6 ? 12 : 0, random);
+            // A restart marker is due after every second MCU, and none stands there.
+            if (how == 9) mutant.file.insert(header.scan_begin - 8 - 2 * static_cast<size_t>(header.component_count), "\xFF\xDD\0\4\0\2", 6);
+            Header changed;
+            if (how >= 8 && parse_jpeg(bytes(mutant.file), mutant.file.size(), changed, false).ok())
+                mutant.entries = forge_entries({bytes(mutant.file), mutant.file.size()}, changed, static_cast<uint32_t>(random()));
             if (how == 7) mutant.box[random() % 4] += static_cast<int32_t>(random() % 7) - 3;
             tie(mutant);
             const Wanted w{1 + static_cast<int>(random() % 40), 1 + static_cast<int>(random() % 40), random() % 4 ? 3 : 1, static_cast<uint8_t>(random() % 2),

@@ -14,7 +14,9 @@ import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
 from PIL import Image
 
-from cuda_on_cpu import Case, Emulator, aligned, decode, join, look, run
+from cuda_on_cpu import FILLED, Case, Emulator, aligned, decode, join, look, run
+from cuda_on_cpu.forged import draw_points, tie
+from cuda_on_cpu.forged import forge as forge_points
 from feedrate import kernel
 from feedrate.filters import FILTERS
 from feedrate.kernel.cuda import batch
@@ -350,10 +352,7 @@ def spoil(case: Case, change: Any) -> Case:
 
 
 def forge(case: Case) -> Case:
-    entries = bytearray(case.entries)
-    struct.pack_into("<I", entries, 4, kernel.crc32c(case.data))
-    struct.pack_into("<I", entries, 8, kernel.crc32c(entries[12:], kernel.crc32c(entries[:8])))
-    return case._replace(entries=bytes(entries))
+    return case._replace(entries=tie(case.data, case.entries))
 
 
 def test_a_marker_in_the_data_is_refused(launch: Emulator) -> None:
@@ -364,6 +363,63 @@ def test_a_marker_in_the_data_is_refused(launch: Emulator) -> None:
     assert taken.all()
     assert statuses[0] == REFUSED
     assert not out.any()
+
+
+def fill_guarded(case: Case) -> tuple[int, int]:
+    """Plan a case; return how many bytes stand behind the buffer, and how many were written."""
+    plan = batch.BatchPlan()
+    data, taken = look(plan, [case], (8, 8))
+    assert taken.all()
+    buffer = aligned(plan.sizes.staged + len(data))
+    plan.fill(data, buffer[: plan.sizes.staged])
+    behind = buffer[plan.sizes.staged :]
+    return len(behind), int((behind != FILLED).sum())
+
+
+def scan_of(data: bytes) -> bytes:
+    begin = data.index(b"\xff\xda")
+    return data[begin + 2 + struct.unpack_from(">H", data, begin + 2)[0] :]
+
+
+def test_an_entry_point_on_a_stuffed_zero_writes_nothing_behind_what_is_staged(launch: Emulator) -> None:
+    data = make_jpeg(640, 16, quality=100)  # one row of MCUs, and thousands of bytes
+    stuffed = scan_of(data).index(b"\xff\x00") + 1
+    entries = forge_points(data, [0, 8 * stuffed], step=20, components=3)
+    forged = whole(data)._replace(entries=entries, box=(0, 0, 16, 16))
+    behind, written = fill_guarded(forged)
+    assert behind > 10_000
+    assert written == 0
+    assert decode(launch, [forged], (8, 8))[1][0] != 0
+
+
+def test_a_restart_marker_that_is_missing_writes_nothing_behind_what_is_staged(launch: Emulator) -> None:
+    data = make_jpeg(640, 64, quality=100)  # four rows of MCUs; the crop is of the first
+    begin = data.index(b"\xff\xda")
+    data = data[:begin] + b"\xff\xdd\x00\x04\x00\x02" + data[begin:]  # one is due every second MCU
+    forged = whole(make_jpeg(8, 8))._replace(
+        data=data, entries=forge_points(data, [0, 9, 10, 11], step=40, components=3), box=(0, 0, 640, 8)
+    )
+    behind, written = fill_guarded(forged)
+    assert behind > 10_000
+    assert written == 0
+    assert decode(launch, [forged], (8, 8))[1][0] == REFUSED
+
+
+def test_entry_points_at_traps_leave_the_next_sample_of_the_batch_as_it_is(launch: Emulator) -> None:
+    sound = whole(make_jpeg(96, 64, "4:2:0"))
+    rng = np.random.default_rng(8)
+    for restarts in (0, 2):
+        data = make_jpeg(200, 64, quality=98, restart_marker_blocks=restarts)
+        for _ in range(40):
+            entries = forge_points(data, draw_points(rng, scan_of(data), 4), step=13, components=3)
+            forged = whole(data)._replace(entries=entries, box=random_box(rng, 200, 64))
+            out, statuses, taken = decode(launch, [forged, sound], (8, 8))
+            if (
+                taken[0] and not statuses[0]
+            ):  # the crop needs no more than the first entry point, which is right
+                assert np.array_equal(out[0], by_cpu(forged, (8, 8)))
+            assert statuses[1] == 0
+            assert np.array_equal(out[1], by_cpu(sound, (8, 8)))
 
 
 def test_an_entry_point_at_another_bit_is_found(launch: Emulator) -> None:

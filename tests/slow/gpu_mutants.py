@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import itertools
+import struct
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ from jpeg_mutations import make_corpus, make_mutant, scan_range
 
 from cuda_on_cpu import Case, Emulator, build, look
 from cuda_on_cpu import decode as decode_on_cpu
+from cuda_on_cpu.forged import draw_points, forge, tie
 from feedrate import kernel
 from feedrate.kernel.binding import Status, as_bytes, native
 from feedrate.kernel.cuda import batch as contract
@@ -230,7 +232,9 @@ def draw_cases(corpus: list[bytes], mutants: int) -> Iterator[tuple[str, Case]]:
         entries = kernel.find_entry_points(data, distance)
         if number % SOUND_EVERY == 0:
             yield "sound file", draw_case(rng, data, entries)
-        if number % 4 == 0:
+        if number % 16 == 8:
+            kind, (data, entries) = "forged entry points", draw_forgery(rng, data)
+        elif number % 4 == 0:
             kind, entries = "damaged entry points", spoil(rng, entries, 0, len(entries))
         elif number % 4 == 1:
             kind, data = "damaged scan", spoil(rng, data, *scan_range(data))
@@ -241,6 +245,21 @@ def draw_cases(corpus: list[bytes], mutants: int) -> Iterator[tuple[str, Case]]:
             found = kernel.find_entry_points(data, distance) if data and number % 4 == 2 else b""
             entries = found or kernel.find_entry_points(corpus[mutant.base], distance)
         yield kind, draw_case(rng, data, entries if rng.random() < 0.03 else tie(data, entries))
+
+
+def draw_forgery(rng: np.random.Generator, data: bytes) -> tuple[bytes, bytes]:
+    """Return a file, in half of all cases with restart markers due where none stand, and entry points."""
+    if rng.integers(2):
+        at = data.index(b"\xff\xda")
+        data = data[:at] + b"\xff\xdd\0\4\0" + bytes([int(rng.integers(1, 5))]) + data[at:]
+    start, stop = scan_range(data)
+    frame = data.index(b"\xff\xc0")
+    (height, width), components = struct.unpack_from(">HH", data, frame + 5), data[frame + 9]
+    sampling = data[frame + 11] if components == 3 else 0x11
+    across, down = -(-width // (8 * (sampling >> 4))), -(-height // (8 * (sampling & 15)))
+    step = int(rng.integers(1, across + 1))
+    points = draw_points(rng, data[start:stop], -(-across // step) * down)
+    return data, forge(data, points, step=step, components=components)
 
 
 def draw_case(rng: np.random.Generator, data: bytes, entries: bytes) -> Case:
@@ -259,14 +278,6 @@ def spoil(rng: np.random.Generator, data: bytes, start: int, stop: int) -> bytes
         value = [0xFF, changed[at] ^ 1 << int(rng.integers(8)), int(rng.integers(256))]
         changed[at] = value[int(rng.integers(3))]
     return bytes(changed)
-
-
-def tie(data: bytes, entries: bytes) -> bytes:
-    """Return entry points with the checksums that make them those of a file."""
-    if len(entries) < 12:
-        return entries
-    head = entries[:4] + kernel.crc32c(data).to_bytes(4, "little")
-    return head + kernel.crc32c(entries[12:], kernel.crc32c(head)).to_bytes(4, "little") + entries[12:]
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ def test_mutants_are_decoded_as_on_the_cpu_or_reported_by_the_source_on_the_cpu(
     for kind in ("damaged file", "damaged scan", "damaged entry points"):
         for became in ("decoded alike", "found bad by the GPU", "not taken by the plan"):
             assert counts[f"{kind}: {became}"] > 10
+    assert counts["forged entry points: found bad by the GPU"] > 10
 
 
 @pytest.mark.gpu
