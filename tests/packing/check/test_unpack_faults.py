@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of `unpack` that ends early, by a power cut or a kill: files are whole, and the same command goes on."""
+"""A run of `unpack` that a power cut or a kill ends: files are whole, and the same command goes on."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_file_is_durable_before_it_gets_its_name(
     assert unsynced == []
 
 
-@pytest.mark.parametrize("left", [lambda data: b"", lambda data: data[:700] + bytes(len(data) - 700)])
+@pytest.mark.parametrize("left", [lambda _: b"", lambda data: data[:700] + bytes(len(data) - 700)])
 def test_a_file_that_a_power_cut_emptied_is_replaced(
     packed: Path, killed: Path, jpeg_folder: Path, left: object
 ) -> None:

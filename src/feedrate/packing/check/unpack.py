@@ -5,7 +5,7 @@ Files are written below one folder and nowhere else, whatever their paths say an
 every folder on the way is opened by name relative to the one above it, and never through a symbolic link, so
 that a link which somebody plants between a check and a write leads nowhere.
 
-A file is written under a temporary name, made durable together with others, and then gets its own: a power cut
+A file is written under a temporary name, made durable with others, and then gets its own: a power cut
 leaves whole files. While a pack is unpacked the folder holds a locked marker, `.unpacking-DIGEST`; one that
 nobody holds tells the next run that its predecessor was killed.
 """
