@@ -104,6 +104,16 @@ def test_a_file_of_the_user_stays_also_after_a_killed_run(packed: Path, killed: 
     assert named.read_text() == "mine"
 
 
+def test_a_run_that_gets_sigterm_leaves_no_temporary_file(packed: Path, tmp_path: Path) -> None:
+    script = KILLED.replace("SIGKILL", "SIGTERM").replace(
+        "unpack(sys.argv[1], sys.argv[2], workers=1)",
+        "from feedrate.cli import main; sys.argv.insert(1, 'unpack'); sys.exit(main())",
+    )
+    done = subprocess.run([sys.executable, "-c", script, packed, tmp_path / "out"], capture_output=True)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not [name for name in read_tree(tmp_path / "out") if Path(name).name.startswith(".")]
+
+
 def test_an_empty_file_of_the_user_stays_where_no_run_was_killed(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / "cat").mkdir(parents=True)
     (tmp_path / "out" / "cat" / "1.jpg").touch()
