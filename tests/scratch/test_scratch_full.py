@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -19,7 +20,7 @@ from support.scratch_copies import stage
 
 
 def fill(folder: Path) -> None:
-    with open(folder / "fill", "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+    with open(folder / "fill", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
 

@@ -37,6 +37,7 @@ from feedrate.files.atomic import (
     writing,
 )
 from feedrate.files.lock import lock_fd
+from feedrate.files.tree import remove_files
 from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
@@ -299,11 +300,7 @@ def _take_marker(fd: int, target: Path) -> bool:
 
 
 def _remove_temporaries(target: Path, label: str) -> None:
-    for _, _, names, fd in os.fwalk(target):
-        for name in names:
-            if name.startswith(f".{label}.") and is_temporary(name):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=fd)
+    remove_files(target, lambda name: name.startswith(f".{label}.") and is_temporary(name))
 
 
 @dataclass(frozen=True, slots=True)
