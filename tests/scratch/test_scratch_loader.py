@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feedrate import Cache, Loader, RandomResizedCrop
+from feedrate import Cache, ColumnOptions, Loader, RandomResizedCrop, add_column
 from feedrate.draws import order_shards
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.format.manifest import read_manifest
+from feedrate.format.pack import Pack
 from feedrate.loader.order import Shuffled, Staged
 from feedrate.remote.pack import RemotePack
 from feedrate.scratch.copy import Copy
@@ -357,3 +358,29 @@ def test_a_state_of_the_first_epoch_goes_on_without_scratch(served_pack: Path, s
         assert_same(read(loader), rest)
     with make(served_pack, None) as loader, pytest.raises(UsageError, match="another kind of order"):
         loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("damaged", ["shard", "column"])
+def test_no_sample_of_a_pack_with_an_added_text_is_lost_by_a_flipped_bit_on_scratch(
+    served_pack: Path, scratch: Path, tmp_path: Path, damaged: str
+) -> None:
+    pack = Pack(served_pack)
+    keys = pack.keys(np.arange(COUNT))[0]
+    (tmp_path / "t.csv").write_text("key,note\n" + "".join(f"{key},about {key}\n" for key in keys))
+    add_column(served_pack, tmp_path / "t.csv", ColumnOptions(key_column="key", kind="text"))
+    fields = ("key", "note", "image")
+    with Loader(served_pack, 4, fields=fields, image=RandomResizedCrop(24), output="numpy") as loader:
+        expected = sorted((key, note) for batch in loader for key, note in zip(*batch[:2], strict=True))
+    image = RandomResizedCrop(24)
+    with Loader(served_pack, 4, fields=fields, image=image, output="numpy", scratch=scratch) as loader:
+        read(loader)
+        copy = wait_for_copy(loader)
+    rows, _ = pack.rows(np.arange(COUNT))
+    if damaged == "shard":
+        flip_byte(copy.data / pack.manifest.shards[0].name, int(rows["image.offset"][0]) + 300)
+    else:
+        part = copy.data / read_manifest(served_pack).parts[0].name
+        flip_byte(part, part.read_bytes().index(f"about {keys[0]}".encode()) + 2)
+    with Loader(served_pack, 4, fields=fields, image=image, output="numpy", scratch=scratch) as loader:
+        found = sorted((key, note) for batch in loader for key, note in zip(*batch[:2], strict=True))
+    assert found == expected

@@ -62,9 +62,19 @@ def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
         except OSError:
             continue
         # Made by another user before us, or opened to others: not to be trusted.
-        if stat.S_ISDIR(info.st_mode) and not find_distrust(info, forbidden=0o077):
+        if stat.S_ISDIR(info.st_mode) and not find_distrust(info, forbidden=0o077) and _has_room(folder):
             return folder
     return None
+
+
+def _has_room(folder: Path) -> bool:
+    """Return whether a folder takes an entry: containers make /dev/shm small, and others fill it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError:
+        return False
+    return True
 
 
 class SharedFiles:

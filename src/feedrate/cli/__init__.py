@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from feedrate.cli.output import check_targets, show
+from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
 from feedrate.errors import FeedrateError, clean
 
 GROUPS = {
@@ -33,6 +34,9 @@ COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 # An interrupted one is typed again, and goes on where it was.
 RESUMABLE = ("pack", "index", "append", "stage")
+
+# A scheduler's SIGTERM lets these clean up, as Ctrl-C does; the others answer signals themselves.
+_WRITING = (*RESUMABLE, "unpack", "split", "add-column", "scratch")
 
 # Modules that are loaded make objects that stay. Looking through them after every 700, as Python does, takes
 # a tenth of the time until a command begins. A command that only packs makes 35,000.
@@ -62,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module="PIL")
     try:
         check_targets(arguments)
-        exit_code: int = arguments.run(arguments)
+        cleans_up = argv is None and words[0] in _WRITING
+        with ended_like_an_interrupt() if cleans_up else contextlib.nullcontext():
+            exit_code: int = arguments.run(arguments)
     except FeedrateError as error:
         say_error(error.message, error.hint)
         return EXIT_FAILED

@@ -115,7 +115,14 @@ def shown(path: Path) -> Path:
 
 
 def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> StorageError:
-    path = shown(path.parent) / path.name
+    # A descriptor's own path leads there only as a whole.
+    path = shown(path) if str(path.parent) == "/proc/self/fd" else shown(path.parent) / path.name
+    if error.errno == errno.ENOSPC and not has_free_files(path.parent):
+        return StorageError(
+            f"the disk at {path.parent} takes no more files (its inodes are used up): {path.name}",
+            hint="delete files that are not needed there, then run the same command again:"
+            " it goes on where it stopped",
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         needed = f"{path.name} needs about {format_bytes(expected_bytes)}, " if expected_bytes else ""
@@ -132,6 +139,15 @@ def free_bytes(folder: Path) -> int:
     except OSError:
         return 0
     return stats.f_bavail * stats.f_frsize
+
+
+def has_free_files(folder: Path) -> bool:
+    """Return whether a disk takes further files; also where it does not count them."""
+    try:
+        stats = os.statvfs(folder)
+    except OSError:
+        return True
+    return stats.f_files == 0 or stats.f_favail > 0
 
 
 @contextlib.contextmanager

@@ -85,6 +85,14 @@ def walk_paths(
         yield from walk_paths(top, enters_links=enters_links, below=path, above=(*above, identity))
 
 
+def remove_files(top: str | os.PathLike[str], is_ours: Callable[[str], bool]) -> None:
+    """Remove files below a folder by their names, as far as that is possible; links are not followed."""
+    for _, _, names, fd in os.fwalk(top):
+        for name in filter(is_ours, names):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=fd)
+
+
 def ask_ahead(entries: Sequence[os.DirEntry[bytes]]) -> None:
     """Ask for sizes and times of many files at a time, since a server takes its time for each.
 

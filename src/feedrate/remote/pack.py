@@ -329,11 +329,16 @@ class RemotePack(Pack):
     def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values must come from the source."""
         shards, _ = self.locate(positions)
-        far: npt.NDArray[np.bool_] = (values.file < 2 * len(self.manifest.shards)) & ~self._is_here[shards]
+        far = ~self._is_here[shards]
         if self.copy is not None:
             far &= ~(self.copy.landed() & ~self._damaged.lost_shards)[shards]
             far |= self._damaged.distrusts(positions)
-        return far
+        return far & ~self._is_added(values)
+
+    def _is_added(self, values: Ranges) -> npt.NDArray[np.bool_]:
+        """Return which values are of columns that were added: in files of the index, not in shards."""
+        is_added: npt.NDArray[np.bool_] = values.file >= 2 * len(self.manifest.shards)
+        return is_added
 
     def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values are inside of their shards: no memory is taken for others."""
@@ -341,7 +346,7 @@ class RemotePack(Pack):
         possible: npt.NDArray[np.bool_] = (
             (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)
         )
-        return possible | (values.file >= 2 * len(self.manifest.shards))
+        return possible | self._is_added(values)
 
     def _pieces(
         self, field: str, values: Ranges, positions: I64, chosen: npt.NDArray[np.bool_]
@@ -421,7 +426,10 @@ class RemotePack(Pack):
         bad = np.flatnonzero(is_bad)
         if (statuses == Status.BAD_ENTRIES).any():
             self._renew_index(positions[statuses == Status.BAD_ENTRIES])
-        near = bad[~self._is_far(values, positions)[bad]]
+        added = bad[self._is_added(values)[bad]]
+        if added.size and self._renew_index(positions[added]):
+            return True
+        near = bad[~(self._is_far(values, positions) | self._is_added(values))[bad]]
         if near.size and self.copy is not None:
             self._damaged.add(self.locate(positions[near])[0], positions[near], statuses[near])
             return True

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from feedrate.files.atomic import explain_write_error
 from feedrate.files.lock import LOOK, is_locked, lock_fd
 from feedrate.scratch.marker import describe_maker
 from feedrate.scratch.results import LeaseInfo
@@ -64,12 +65,16 @@ def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = Non
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:  # of a process that had our number, here or in another container
             continue
+        except OSError as error:
+            raise explain_write_error(error, path) from error
         break
     try:
         lock_fd(fd)
         os.fchmod(fd, 0o644 if is_public else 0o600)
         about = {**describe_maker(), "command": " ".join(sys.argv)[:500], "since": time.time()}
-        os.write(fd, json.dumps(about).encode())
+        # A full disk takes the file, and no text: the lock is the lease, the text says only who has it.
+        with contextlib.suppress(OSError):
+            os.write(fd, json.dumps(about).encode())
     except BaseException:
         os.close(fd)
         path.unlink(missing_ok=True)

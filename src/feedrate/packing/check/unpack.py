@@ -4,6 +4,10 @@
 Files are written below one folder and nowhere else, whatever their paths say and whatever is there already:
 every folder on the way is opened by name relative to the one above it, and never through a symbolic link, so
 that a link which somebody plants between a check and a write leads nowhere.
+
+A file is written under a temporary name, made durable with others, and then gets its own: a power cut
+leaves whole files. While a pack is unpacked the folder holds a locked marker, `.unpacking-DIGEST`; one that
+nobody holds tells the next run that its predecessor was killed.
 """
 
 from __future__ import annotations
@@ -11,25 +15,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import AlreadyExists, FeedrateError, PackError, UsageError
-from feedrate.files.atomic import explain_write_error
+from feedrate.files.atomic import (
+    explain_write_error,
+    is_temporary,
+    sync_file_system,
+    sync_files,
+    sync_folder,
+    temporary_name,
+    writing,
+)
+from feedrate.files.lock import lock_fd
+from feedrate.files.tree import remove_files
 from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
 from feedrate.format.keys import restored_path
-from feedrate.format.manifest import Shard, file_path, plain_name, read_manifest
+from feedrate.format.manifest import Shard, digest_manifest, file_path, plain_name, read_manifest
 from feedrate.format.raw import dump_raw, npy_header, parse_stored
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import UnpackResult
@@ -40,6 +53,8 @@ from feedrate.units import printable, shell_quote
 
 _MOST_FOLDERS = 200
 _LONGEST_PATH = 4096  # as Linux has it; no real file has a longer one
+# Files that are made durable together: one sync of a file system costs as much as a few files' own.
+_GROUP_FILES, _GROUP_BYTES = 1024, 256 << 20
 
 
 def check_path(path: bytes) -> None:
@@ -57,12 +72,34 @@ def check_path(path: bytes) -> None:
         )
 
 
-class Tree:
-    """The folder that is written to. Keeps the folders it has opened until it is closed."""
+class _Unnamed(NamedTuple):
+    """A whole file that waits for its name until it is durable."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    folder_fd: int
+    temporary: str
+    name: bytes
+    path: bytes
+    device: int
+
+
+class Tree:
+    """The folder that is written to. Keeps the folders it has opened until it is closed.
+
+    Args:
+        label: the beginning of temporary names.
+        mends: an interrupted run wrote here: a file that holds nothing but bytes of the right one and zeros
+            in the place of the others is replaced.
+
+    Attributes:
+        kept: how many files were there already.
+    """
+
+    def __init__(self, root: Path, label: str = "unpacking", *, mends: bool = False) -> None:
+        self.root, self.kept = root, 0
+        self._label, self._mends = label, mends
         self._folders: dict[bytes, int] = {}
+        self._unnamed: list[_Unnamed] = []
+        self._unnamed_bytes = 0
 
     def __enter__(self) -> Tree:
         try:
@@ -72,13 +109,20 @@ class Tree:
             raise explain_write_error(error, self.root) from error
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for fd in self._folders.values():
-            os.close(fd)
-        self._folders.clear()
+    def __exit__(self, error: object, *_: object) -> None:
+        try:
+            if error is None:
+                self._give_names()
+        finally:
+            for one in self._unnamed:
+                with contextlib.suppress(OSError):
+                    os.unlink(one.temporary, dir_fd=one.folder_fd)
+            for fd in self._folders.values():
+                os.close(fd)
+            self._folders.clear()
 
-    def write(self, path: bytes, data: bytes) -> bool:
-        """Write a file; it gets its name when it is whole. Returns False when it was there before.
+    def write(self, path: bytes, data: bytes) -> None:
+        """Write a file, which gets its name by the time that this tree is closed; one that is there is kept.
 
         Raises:
             PackError: the path leads out of the folder, or a symbolic link stands in the way.
@@ -87,15 +131,30 @@ class Tree:
         """
         check_path(path)
         folder, _, name = path.rpartition(b"/")
-        try:
+        with writing(self.root / os.fsdecode(path), len(data)):
             fd = self._open_folder(folder)
             if self._is_there(fd, name, path, data):
-                return False
-            return self._create(fd, name, path, data)
-        except OSError as error:
-            if isinstance(error, FeedrateError):
-                raise
-            raise explain_write_error(error, self.root / os.fsdecode(path), len(data)) from error
+                self.kept += 1
+                return
+            self._create(fd, name, path, data)
+        if len(self._unnamed) >= _GROUP_FILES or self._unnamed_bytes >= _GROUP_BYTES:
+            self._give_names()
+
+    def _give_names(self) -> None:
+        """Make what was written since the last time durable, then give it its names."""
+        devices: dict[int, list[Path]] = {}  # a folder on the way may be where another disk is mounted
+        for one in self._unnamed:
+            path = Path(f"/proc/self/fd/{one.folder_fd}/{one.temporary}")
+            devices.setdefault(one.device, []).append(path)
+        with writing(self.root / os.fsdecode(self._unnamed[0].path if self._unnamed else b"")):
+            for paths in devices.values():
+                sync_files(paths)
+        while self._unnamed:
+            one = self._unnamed[-1]
+            with writing(self.root / os.fsdecode(one.path)):
+                self._give_name(one)
+            self._unnamed.pop()
+        self._unnamed_bytes = 0
 
     def _open_folder(self, folder: bytes) -> int:
         if folder in self._folders:
@@ -113,6 +172,7 @@ class Tree:
                 ) from error
             raise
         if len(self._folders) >= _MOST_FOLDERS:
+            self._give_names()
             for other in [f for f in self._folders if f and f != above]:
                 os.close(self._folders.pop(other))
         self._folders[folder] = fd
@@ -129,38 +189,118 @@ class Tree:
             raise
         try:
             info = os.fstat(fd)
-            same = stat.S_ISREG(info.st_mode) and info.st_size == len(data)
-            if same:
+            there = None
+            if stat.S_ISREG(info.st_mode) and info.st_size <= len(data):
                 with open(fd, "rb", closefd=False) as file:
-                    same = file.read(len(data) + 1) == data
+                    there = file.read(len(data) + 1)
         finally:
             os.close(fd)
-        if not same:
-            raise AlreadyExists(
-                f"'{printable(path)}' is already in {self.root}, with other bytes",
-                hint="unpack into a new folder",
-            )
-        return True
+        if there == data:
+            return True
+        if self._mends and there is not None and _is_remnant(there, data):
+            os.unlink(name, dir_fd=folder_fd)
+            return False
+        raise AlreadyExists(
+            f"'{printable(path)}' is already in {self.root}, with other bytes",
+            hint="unpack into a new folder",
+        )
 
-    def _create(self, folder_fd: int, name: bytes, path: bytes, data: bytes) -> bool:
-        temporary = f".feedrate-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    def _create(self, folder_fd: int, name: bytes, path: bytes, data: bytes) -> None:
+        temporary = temporary_name(self._label)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(temporary, flags, 0o666, dir_fd=folder_fd), "wb") as file:
                 file.write(data)
-            try:
-                # A link, not a rename: it fails when somebody made a file of this name in the meantime.
-                os.link(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd, follow_symlinks=False)
-            except FileExistsError:
-                return not self._is_there(folder_fd, name, path, data)
-            except OSError as error:
-                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
-                    raise
-                os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
+                device = os.fstat(file.fileno()).st_dev
+        except BaseException:
+            with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder_fd)
-        return True
+            raise
+        self._unnamed.append(_Unnamed(folder_fd, temporary, name, path, device))
+        self._unnamed_bytes += len(data)
+
+    def _give_name(self, one: _Unnamed) -> None:
+        folders = {"src_dir_fd": one.folder_fd, "dst_dir_fd": one.folder_fd}
+        try:
+            # A link, not a rename: it fails when somebody made a file of this name in the meantime.
+            os.link(one.temporary, one.name, **folders, follow_symlinks=False)
+        except FileExistsError:
+            with open(f"/proc/self/fd/{one.folder_fd}/{one.temporary}", "rb") as file:
+                self.kept += self._is_there(one.folder_fd, one.name, one.path, file.read())
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+                raise
+            os.rename(one.temporary, one.name, **folders)
+            return
+        os.unlink(one.temporary, dir_fd=one.folder_fd)
+
+
+def _is_remnant(there: bytes, data: bytes) -> bool:
+    """Return whether a file is what a power cut leaves of another: none of its bytes is anybody else's."""
+    found = np.frombuffer(there, np.uint8)
+    return bool(np.all((found == 0) | (found == np.frombuffer(data, np.uint8, len(there)))))
+
+
+@contextlib.contextmanager
+def _marked(target: Path, label: str) -> Iterator[bool]:
+    """Hold the marker of a run in its folder; yields whether a run of the same pack was killed there.
+
+    Raises:
+        AlreadyExists: another process unpacks the same pack into the same folder.
+        StorageError: the disk said no.
+    """
+    marker = target / f".{label}"
+    is_new_folder = not target.exists()
+    with writing(marker):
+        target.mkdir(parents=True, exist_ok=True)
+        fd = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        was_killed = _take_marker(fd, target)
+    except BaseException:
+        os.close(fd)
+        raise
+    try:
+        with writing(marker):
+            os.pwrite(fd, b"a killed 'feedrate unpack' left this; the same command goes on\n", 0)
+            os.fsync(fd)
+            sync_folder(target)
+        if was_killed:
+            _remove_temporaries(target, label)
+        yield was_killed
+        with writing(target / "."):
+            sync_file_system(target)
+        was_killed = False
+    except BaseException:
+        if not was_killed:
+            # Workers that died have left files that nobody will name.
+            _remove_temporaries(target, label)
+        raise
+    finally:
+        if not was_killed:
+            with contextlib.suppress(OSError):
+                marker.unlink()
+        os.close(fd)
+        if is_new_folder:
+            with contextlib.suppress(OSError):
+                target.rmdir()  # nothing was written
+
+
+def _take_marker(fd: int, target: Path) -> bool:
+    """Lock an opened marker; return whether a run that was killed left it."""
+    try:
+        is_free = lock_fd(fd, wait=False)
+    except OSError:
+        return False  # no locks here: nobody can tell a killed run from a living one
+    if not is_free:
+        raise AlreadyExists(
+            f"another 'feedrate unpack' is writing to {target} right now",
+            hint="wait for it, or unpack into another folder",
+        )
+    return os.fstat(fd).st_size > 0
+
+
+def _remove_temporaries(target: Path, label: str) -> None:
+    remove_files(target, lambda name: name.startswith(f".{label}.") and is_temporary(name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +309,11 @@ class ShardUnpack:
     target: str
     shard: Shard
     fields: tuple[Field, ...]
+    label: str
+    mends: bool
+
+    def tree(self) -> Tree:
+        return Tree(Path(self.target), self.label, mends=self.mends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +351,19 @@ def unpack(
         raise UsageError(f"{target} lies inside the pack", hint="name a folder outside of it")
     if os.path.exists(inner) and not os.path.isdir(inner):
         raise AlreadyExists(f"{target} is a file", hint="name a folder to unpack into, new or there already")
-    tasks = [ShardUnpack(outer, inner, shard, manifest.fields) for shard in manifest.shards]
     total_bytes = manifest.shard_bytes
 
     def report(samples: int, size_bytes: int) -> None:
         watch(Tick("unpacking", samples, manifest.samples, size_bytes, total_bytes))
 
     report(0, 0)
-    written = [_unpack_table(Path(pack), Path(inner), table) for table in find_tables(manifest)]
-    written += run_tasks(unpack_shard, tasks, workers=workers, size_bytes=total_bytes, watch=report)
+    label = f"unpacking-{digest_manifest(manifest)[:12]}"
+    with _marked(Path(inner), label) as mends:
+        tasks = [ShardUnpack(outer, inner, s, manifest.fields, label, mends) for s in manifest.shards]
+        with Tree(Path(inner), label, mends=mends) as tree:
+            tables = [_unpack_table(Path(pack), tree, table) for table in find_tables(manifest)]
+        written = [Written(len(tables), tree.kept, sum(tables))]
+        written += run_tasks(unpack_shard, tasks, workers=workers, size_bytes=total_bytes, watch=report)
     return UnpackResult(
         pack=str(pack),
         target=str(target),
@@ -239,8 +388,9 @@ def unpack_shard(task: ShardUnpack) -> Written:
         for field in task.fields:
             for path in filter(None, part.variable.get(f"{field.name}.path", ())):
                 check_path(path)
-        with open(file_path(folder, task.shard), "rb") as shard, Tree(Path(task.target)) as tree:
-            return _restore_samples(task, part, shard.fileno(), tree)
+        with open(file_path(folder, task.shard), "rb") as shard, task.tree() as tree:
+            written = _restore_samples(task, part, shard.fileno(), tree)
+        return replace(written, kept=tree.kept)
     except OSError as error:
         if isinstance(error, FeedrateError):
             raise
@@ -250,7 +400,7 @@ def unpack_shard(task: ShardUnpack) -> Written:
 
 
 def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Written:
-    files = kept = size_bytes = 0
+    files = size_bytes = 0
     prefix = f"{task.shard.prefix}/".encode() if task.shard.prefix else b""
     size_on_disk = os.fstat(fd).st_size
     fields = [f for f in task.fields if f"{f.name}.path" in part.variable]
@@ -274,11 +424,11 @@ def _restore_samples(task: ShardUnpack, part: Part, fd: int, tree: Tree) -> Writ
                     hint=_verify_hint(task.pack),
                 )
             data = _restore_file(field, data, part, number)
-            kept += not tree.write(restored_path(field, path, data), data)
+            tree.write(restored_path(field, path, data), data)
             files, sample_bytes = files + 1, sample_bytes + length
         size_bytes += sample_bytes
         advance(1, sample_bytes)
-    return Written(files, kept, size_bytes)
+    return Written(files, size_bytes=size_bytes)
 
 
 def _restore_file(field: Field, data: bytes, part: Part, number: int) -> bytes:
@@ -290,16 +440,15 @@ def _restore_file(field: Field, data: bytes, part: Part, number: int) -> bytes:
     return dump_raw(parse_stored(data, part.variable[f"{field.name}.entries"][number]))
 
 
-def _unpack_table(pack: Path, target: Path, table: Mapping[str, Any]) -> Written:
+def _unpack_table(pack: Path, tree: Tree, table: Mapping[str, Any]) -> int:
     try:
         path, data = unquote_to_bytes(table["path"]), _read_table(pack, table)
     except (TypeError, KeyError, AttributeError, OSError, ValueError) as error:
         raise PackError(
             f"the pack's table of labels cannot be restored: {error}", hint=_verify_hint(str(pack))
         ) from error
-    with Tree(target) as tree:
-        is_new = tree.write(path, data)
-    return Written(1, int(not is_new), len(data))
+    tree.write(path, data)
+    return len(data)
 
 
 def _read_table(pack: Path, table: Mapping[str, Any]) -> bytes:
