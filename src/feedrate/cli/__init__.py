@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
+from feedrate.cli.output import Ended, check_targets, ended_like_an_interrupt, show
 from feedrate.errors import FeedrateError, clean
 
 GROUPS = {
@@ -75,8 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
         return EXIT_FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         say_error("interrupted", "run the same command again to go on" if words[0] in RESUMABLE else None)
+        if isinstance(error, Ended):
+            raise SystemExit(error.exit_code) from None
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (`| head`) has seen enough; Python would complain again while flushing.

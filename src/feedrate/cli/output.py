@@ -193,6 +193,13 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+class Ended(KeyboardInterrupt):
+    """A signal asks for the end; a user's own function may raise SystemExit, so it is not that."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number
+
+
 @contextmanager
 def ended_like_an_interrupt() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that temporary folders go away.
@@ -202,7 +209,7 @@ def ended_like_an_interrupt() -> Iterator[None]:
     """
 
     def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise Ended(number)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
