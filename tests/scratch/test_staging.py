@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -23,6 +24,7 @@ import feedrate
 from feedrate import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.machine.disk import Room
+from feedrate.machine.memory import MemoryGauge
 from feedrate.progress import Tick
 from feedrate.remote.copier import Incoming
 from feedrate.remote.transfer import Fetcher, Stopped
@@ -456,7 +458,8 @@ def test_memory_as_scratch_must_fit_into_the_job(
     assert any("that is memory" in sentence for sentence in said)
     release_all()  # or the disk could not be unmounted
     shutil.rmtree(small_disk / f"feedrate-{os.getuid()}")
-    monkeypatch.setattr(scratch_module, "count_usable_memory_bytes", lambda: 15_000)
+    memory = replace(MemoryGauge().measure(), limit_bytes=15_000)
+    monkeypatch.setattr(MemoryGauge, "measure", lambda _: memory)
     with pytest.raises(StorageError, match=r"which is memory, and this job may use 15\.0 KB in all"):
         stage(folder, small_disk)
 
