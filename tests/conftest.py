@@ -23,6 +23,7 @@ from feedrate.kernel.cuda.nvrtc import Nvrtc, load_nvrtc
 from support.images import save_image
 from support.packs import write_images
 from support.range_server import COUNT, RangeServer, serve
+from support.worker_forks import fork_worker
 
 # No time limit per example: the machine may be busy with something else. The same examples every time: what
 # fails is then the fault of what was changed. `pytest --hypothesis-profile=explore` looks for new ones.
@@ -61,11 +62,11 @@ def quick_workers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork workers from a process that has imported what they need.
 
     They have the environment that this session began with; in slow tests, with real servers whose keys are in
-    variables, and in those about their start, workers are spawned.
+    variables, and in those about their start, workers start as users have them.
     """
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("slow") is None:
-            patch.setattr("feedrate.packing.workers._START", "forkserver")
+            patch.setattr("feedrate.packing.workers.start_worker", fork_worker)
         yield
 
 

@@ -187,7 +187,8 @@ def test_nodes_runs_this_python(source: Path, monkeypatch: pytest.MonkeyPatch, t
     said: list[str] = []
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
     result = stage_on_nodes(str(source), ["--scratch=/scr"], say=said.append, environ=environ)
-    assert f"{sys.executable} -m feedrate stage {source} --scratch=/scr --json -" in said[0]
+    assert f"{sys.executable} -I " in said[0]
+    assert f" stage {source} --scratch=/scr --json -" in said[0]
     assert [failure.message for failure in result.failures] == ["it ended without a word"]
 
 

@@ -26,7 +26,25 @@ def is_page_policy(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and "default-src" in node.value
 
 
+def is_start_of_python(node: ast.AST) -> bool:
+    """Our own interpreter, named to start it; the hook notes it, and compares a path with it."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.executable", "sys._base_executable")
+
+
 STANDS_IN = {
+    "starts of a Python of ours": (  # isolated: the working folder may hold a numpy.py
+        is_start_of_python,
+        {
+            "src/feedrate/bench/process.py",  # the default of an argument, which it hands on
+            "src/feedrate/doctor/hook/feedrate_hook/record/opened_files.py",
+            "src/feedrate/doctor/hook/feedrate_hook/session.py",
+            "src/feedrate/machine/isolated.py",
+        },
+    ),
+    "processes of multiprocessing": (  # they import what the working folder has
+        is_call_of("get_context", "multiprocessing.Process", "multiprocessing.Pool", "ProcessPoolExecutor"),
+        set[str](),
+    ),
     "flock": (
         is_call_of("flock", "lockf"),
         {

@@ -21,6 +21,7 @@ from feedrate.errors import AlreadyExists, NotFound, SourceError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.packing.build.listing import order_samples
 from feedrate.packing.check.describe import describe
+from feedrate.packing.workers import start_worker
 from feedrate.progress import Tick
 from support.images import read_tree, save_image
 from support.worker_functions import read_keys
@@ -93,7 +94,7 @@ def test_flat_folder_is_packed_without_labels(tmp_path: Path) -> None:
 def test_number_of_workers_does_not_change_a_byte(
     jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.packing.workers._START", "spawn")  # as users have them
+    monkeypatch.setattr("feedrate.packing.workers.start_worker", start_worker)  # as users have them
     (jpeg_folder / "cat" / "bad.jpg").write_text("no image")
     pack(jpeg_folder, tmp_path / "one", PackOptions(shard_bytes=10_000, workers=1))
     pack(jpeg_folder, tmp_path / "two", PackOptions(shard_bytes=10_000, workers=2))

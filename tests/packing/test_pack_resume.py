@@ -255,12 +255,13 @@ def test_interrupt_ends_workers_and_leaves_a_pack_that_goes_on(jpeg_folder: Path
 def test_an_interrupt_that_meets_a_worker_at_its_start_is_the_parents_affair(
     jpeg_folder: Path, tmp_path: Path
 ) -> None:
-    # A worker imports the script that was run; the first of them interrupts the group, itself included.
+    # The whole group is interrupted when its first worker has been started, and imports what it needs.
     script = (
-        "import os, signal, sys\nfrom feedrate.cli import main\n"
-        "if __name__ == '__mp_main__' and not os.path.exists('told'):\n"
-        "    os.close(os.open('told', os.O_CREAT)); os.killpg(0, signal.SIGINT)\n"
-        "if __name__ == '__main__': sys.exit(main())\n"
+        "import os, signal, sys\nfrom feedrate.cli import main\nfrom feedrate.packing import workers\n"
+        "start_worker = workers.start_worker\n"
+        "def start(*fds):\n"
+        "    process = start_worker(*fds)\n    os.killpg(0, signal.SIGINT)\n    return process\n"
+        "workers.start_worker = start\nsys.exit(main())\n"
     )
     (tmp_path / "run.py").write_text(script)
     words = ["pack", jpeg_folder, tmp_path / "p", "--shard-size", "10KB", "--workers", "2"]

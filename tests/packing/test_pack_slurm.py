@@ -18,6 +18,7 @@ from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.build.slurm import dump_tasks, load_tasks
 from feedrate.packing.mapping import Map
 from support.images import read_tree
+from support.traps import Traps
 
 SLURM = PackOptions(shard_bytes=10_000, engine=Engine("slurm", array_size=2, minutes=5))
 
@@ -63,6 +64,17 @@ def slurm(tmp_path: Path, seen: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 
     return install
+
+
+def test_a_slurm_job_runs_no_module_of_the_working_folder(
+    jpeg_folder: Path, tmp_path: Path, slurm: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traps = Traps(tmp_path)
+    monkeypatch.setenv("RAN", traps.environ["RAN"])
+    slurm("os.chdir(os.environ['WORK'])")
+    monkeypatch.setenv("WORK", str(traps.folder))
+    pack(jpeg_folder, tmp_path / "pack", SLURM)
+    assert traps.what_ran() == ""
 
 
 def test_slurm_jobs_make_the_pack_of_one_process_and_find_their_tasks_in_no_file_of_the_target(

@@ -2,9 +2,8 @@
 """Run contestants in turn, each time in a fresh process, and sum their runs up: for `bench` and `demo`.
 
 The memory of the fresh process and its workers is watched from outside; rates, waiting and CPU time are
-measured inside of it, by `measure`. `python -m feedrate.bench.process MODULE:FUNCTION` is what runs there: it
-needs none of feedrate's dependencies but psutil, so that loaders of other environments can be contestants,
-too.
+measured inside of it, by `measure`. `main` is what runs there: it needs none of feedrate's dependencies but
+psutil, so that loaders of other environments can be contestants, too.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Protocol, TypedDict, TypeVar
 
-import feedrate
 from feedrate.bench.results import BenchRun, Standing
 from feedrate.errors import FeedrateError, need
+from feedrate.machine.isolated import isolated_command
 from feedrate.machine.memory import measure_tree_memory
 from feedrate.stats import median, median_ratio, spread
 
@@ -58,8 +56,8 @@ def run_in_process(
     """
     with tempfile.TemporaryFile() as talk:
         process = subprocess.Popen(
-            [python, "-m", "feedrate.bench.process", function],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, env=_environment(),
+            isolated_command("feedrate.bench.process:main", function, python=python),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk,
         )  # fmt: skip
         watch = _MemoryWatch(process.pid)
         try:
@@ -87,16 +85,6 @@ class _MemoryWatch(threading.Thread):
     def stop(self) -> None:
         self._halt.set()
         self.join()
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment in which a child finds this feedrate, also when it runs from a checkout."""
-    environment = dict(os.environ)
-    home = Path(feedrate.__file__).resolve().parents[1]
-    if home.name not in ("site-packages", "dist-packages"):
-        others = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(home), *([others] if others else [])])
-    return environment
 
 
 def _end_tree(process: subprocess.Popen[bytes]) -> None:
@@ -278,7 +266,3 @@ def main() -> None:
     found = getattr(importlib.import_module(module), function)(**json.load(sys.stdin))
     with results:
         json.dump(found, results)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,16 +4,20 @@
 The parent owns a small shared array: slot 0 asks everybody to stop, and each worker has two slots of its own
 where it counts samples and bytes. Tasks and results go through a pipe to each worker, not through queues of
 multiprocessing: those have locks, which a killed worker would hold for ever, and semaphores with names, which
-stay when everybody is killed. Workers watch their parent and end when it is gone.
+stay when everybody is killed. Nor are workers its processes: those import what the working folder has, and
+the user's script once more. A worker inherits three open files: its pipe, the array, and the end of a pipe
+whose other end the parent holds, by which it notices that the parent is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -22,20 +26,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from feedrate.errors import FeedrateError
 from feedrate.machine.cpu import count_usable_cores
+from feedrate.machine.isolated import isolated_command
 from feedrate.one_ahead import one_ahead
 from feedrate.progress import Tick
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
 Watch = Callable[[int, int], None]  # samples and bytes so far
 
 _POLL_S = 0.2
-# Not "fork": the parent may have threads (rich, pyarrow), and a forked lock may be held by nobody.
-_START = "spawn"
 # 64 MB of photographs took one process 1.8 s, two processes 3.5 s (busy 2-core machine): starting costs.
 _WORTH_A_WORKER_BYTES = 100_000_000
 # Where tasks have threads of their own, one process keeps so many cores busy: what it does by itself, mostly
@@ -175,49 +177,67 @@ def _run_pool(
     function: Callable[[Task], Done], tasks: Sequence[Task], workers: int, threads_each: int, watch: Watch
 ) -> Iterator[Done]:
     # Here, since one process needs none of it, and starts sooner without.
-    import multiprocessing
-    from multiprocessing import resource_tracker
+    from multiprocessing import Pipe
     from multiprocessing.connection import wait
 
-    context: Any = multiprocessing.get_context(_START)
-    shared = context.RawArray("q", 1 + 2 * workers)
-    resource_tracker.ensure_running()  # before interrupts are held back: its start lets them through again
-    processes: list[BaseProcess] = []
+    processes: list[Process] = []
     busy: set[Any] = set()  # our ends of the pipes to workers that have a task
     waiting = iter(tasks)
-    try:
-        for number in range(workers):
-            ours, theirs = context.Pipe()
-            busy.add(ours)
-            words = (theirs, function, shared, 1 + 2 * number, threads_each, _read_switches())
-            with _interrupts_later():
-                processes.append(context.Process(target=_work, args=words))
-                processes[-1].start()
-            theirs.close()
-        for pipe in busy:
-            _hand_over(pipe, next(waiting))
-        while busy:
-            ready: list[Any] = wait(list(busy), timeout=_POLL_S)
-            watch(sum(shared[1::2]), sum(shared[2::2]))
-            for pipe in ready:
-                has_failed, result = _receive(pipe)
-                if has_failed:
-                    raise result
-                # Before the result is used: no worker waits for what happens with it.
-                for task in waiting:
-                    _hand_over(pipe, task)
-                    break
-                else:
-                    busy.remove(pipe)
-                    pipe.close()
-                yield result
-    finally:
-        shared[0] = 1
-        for pipe in busy:
-            pipe.close()
-        for process in processes:
-            if process.pid is not None:
-                process.join()
+    with contextlib.ExitStack() as open_files:
+        counts_fd = os.memfd_create("feedrate-counts")
+        open_files.callback(os.close, counts_fd)
+        os.ftruncate(counts_fd, 8 * (1 + 2 * workers))
+        shared = _map_counts(counts_fd)
+        living_fd, alive_fd = os.pipe()
+        open_files.callback(os.close, alive_fd)
+        open_files.callback(os.close, living_fd)
+        try:
+            for number in range(workers):
+                ours, theirs = Pipe()
+                busy.add(ours)
+                with theirs, _interrupts_later():
+                    processes.append(start_worker(theirs.fileno(), counts_fd, living_fd))
+                _hand_over(ours, (function, 1 + 2 * number, threads_each, _read_switches()))
+            for pipe in busy:
+                _hand_over(pipe, next(waiting))
+            while busy:
+                ready: list[Any] = wait(list(busy), timeout=_POLL_S)
+                watch(sum(shared[1::2]), sum(shared[2::2]))
+                for pipe in ready:
+                    has_failed, result = _receive(pipe)
+                    if has_failed:
+                        raise result
+                    # Before the result is used: no worker waits for what happens with it.
+                    for task in waiting:
+                        _hand_over(pipe, task)
+                        break
+                    else:
+                        busy.remove(pipe)
+                        pipe.close()
+                    yield result
+        finally:
+            shared[0] = 1
+            for pipe in busy:
+                pipe.close()
+            for process in processes:
+                process.wait()
+
+
+class Process(Protocol):
+    """A process that was started."""
+
+    def wait(self) -> int: ...
+
+
+def start_worker(*fds: int) -> Process:
+    """Start a process that has these open files: its pipe, the array, and the sign that this one lives."""
+    words = isolated_command("feedrate.packing.workers:work", *map(str, fds))
+    # Not a fork: this process may have threads (rich, pyarrow), and a forked lock may be held by nobody.
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=fds)
+
+
+def _map_counts(fd: int) -> memoryview:
+    return memoryview(mmap.mmap(fd, 0)).cast("q")
 
 
 def _hand_over(pipe: Connection, task: object) -> None:
@@ -238,8 +258,7 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
 def _death() -> FeedrateError:
     return FeedrateError(
         "a worker process died; was it killed for want of memory?",
-        hint="run the same command again, perhaps with fewer --workers; "
-        "in a script, call feedrate under 'if __name__ == \"__main__\":'",
+        hint="run the same command again, perhaps with fewer --workers",
     )
 
 
@@ -260,21 +279,24 @@ def _read_switches() -> _Switches:
     return [(m, name, getattr(sys.modules[m], name)) for m, name in _SWITCHES if m in sys.modules]
 
 
-def _work(
-    pipe: Connection,
-    function: Callable[[Task], Done],
-    shared: Any,
-    slot: int,
-    threads: int,
-    switches: _Switches,
-) -> None:
+def work() -> None:
+    """Be the worker whose open files the command line names."""
+    from multiprocessing.connection import Connection
+
+    pipe_fd, counts_fd, living_fd = map(int, sys.argv[1:])
+    work_with(Connection(pipe_fd), counts_fd, living_fd)
+
+
+def work_with(pipe: Connection, counts_fd: int, living_fd: int) -> None:
     """Do what comes through the pipe, until its other end is closed."""
     from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 
-    _become_worker(shared, slot, threads)
-    for module, name, value in switches:
-        setattr(importlib.import_module(module), name, value)
+    _become_worker(living_fd)
     with contextlib.suppress(EOFError, ConnectionError):
+        function, slot, threads, switches = pipe.recv()
+        _count_in(_map_counts(counts_fd), slot, threads)
+        for module, name, value in switches:
+            setattr(importlib.import_module(module), name, value)
         while True:
             task = pipe.recv()
             try:
@@ -287,22 +309,19 @@ def _work(
                 pipe.send((True, RuntimeError(f"a worker's answer cannot be sent: {error}")))
 
 
-def _become_worker(shared: Any, slot: int, threads: int) -> None:
-    global _counter, _threads
-    _threads = threads
+def _become_worker(living_fd: int) -> None:
     # Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
-    _counter = _SharedCounter(shared, slot)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(living_fd,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    import multiprocessing
-    from multiprocessing.connection import wait as wait_for_end
+def _count_in(shared: memoryview, slot: int, threads: int) -> None:
+    global _counter, _threads
+    _counter, _threads = _SharedCounter(shared, slot), threads
 
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for_end([parent.sentinel])
-        os._exit(1)
+
+def _end_with_parent(living_fd: int) -> None:
+    os.read(living_fd, 1)
+    os._exit(1)

@@ -40,7 +40,6 @@ _CACHED = 48  # images that are decoded whole
 _WAITING_S, _MOST_WAITS, _MOST_AGAIN, _RESIDENT = 1.5, 120, 40, 0.02
 _TIMEOUT_S = 60.0
 _LEAST_ERROR = 0.04  # of a time: from one measurement to the next
-_CHILD = "import sys; from feedrate.plan.trial import try_pillow; try_pillow(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +276,12 @@ def _read_queued_s() -> float:
 
 def _measure_pillow(folder: str, cores: int, total: float, side: int) -> tuple[Figure | None, float, str]:
     """Return the CPU time of an image, and what all cores give by what one gives."""
+    from feedrate.machine.isolated import isolated_command
+
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _CHILD, folder, *map(str, (cores, _ALONE_S, _TOGETHER_S, side))]
+    command = isolated_command(
+        "feedrate.plan.trial:try_pillow", folder, *map(str, (cores, _ALONE_S, _TOGETHER_S, side))
+    )
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True, env=environ
@@ -303,13 +306,14 @@ def _measure_pillow(folder: str, cores: int, total: float, side: int) -> tuple[F
     return figure, cores / max(slower, 1.0), ""
 
 
-def try_pillow(folder: str, cores: str, alone_s: str, together_s: str, side: str) -> None:
+def try_pillow() -> None:
     """Print the CPU times of images by their names: in one process, then in one per core at once.
 
     Called in a process of its own, which has no threads when it forks.
     """
     from PIL import Image, ImageFile  # noqa: F401 - imported before others are forked
 
+    folder, cores, alone_s, together_s, side = sys.argv[1:]
     names = sorted(os.listdir(folder), key=lambda name: int(name.partition(".")[0]))
     files = {name: _read(folder, name) for name in names}
     random.shuffle(names)

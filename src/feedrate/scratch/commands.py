@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +22,7 @@ from feedrate.files.atomic import free_bytes
 from feedrate.files.permissions import find_replaceable
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import describe_storage
+from feedrate.machine.isolated import isolated_command
 from feedrate.progress import Tick
 from feedrate.remote.addresses import is_url
 from feedrate.remote.sources import read_addresses
@@ -338,9 +338,13 @@ def stage_on_nodes(
             "--nodes needs srun, which is not on the PATH", hint="module load slurm, or the like"
         )
     address = source if is_url(source) else os.path.abspath(source)
-    words = [*srun_words(nodes), sys.executable, "-m", "feedrate", "stage", address, *options, "--json", "-"]
+    command = isolated_command("feedrate.cli:main", "stage", address, *options, "--json", "-")
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        [*srun_words(nodes), *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -15,7 +15,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import feedrate
 from feedrate.doctor.facts import read_facts, read_samples
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import sampler
@@ -38,6 +36,7 @@ from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import StorageError
 from feedrate.machine.command import check_command, explain_failure
 from feedrate.machine.cpu import measure_usable_cores
+from feedrate.machine.isolated import isolated_command
 from feedrate.machine.process import is_pending
 from feedrate.units import format_count, format_seconds
 
@@ -283,15 +282,9 @@ class SamplerProcess:
     """The sampler and its relay of signals, as the doctor sees them; they end when it closes the pipe."""
 
     def __init__(self, run: Path) -> None:
-        # Not -m: the working folder may hold a json.py. Not the environment: nor may PYTHONPATH.
-        home = str(Path(feedrate.__file__).resolve().parents[1])
-        path = [home, *(entry for entry in sys.path if entry and os.path.abspath(entry) != os.getcwd())]
-        start = (
-            "import sys; sys.path[:0] = sys.argv.pop(1).split('\\n'); "
-            "from feedrate.doctor.run.sampler import relay; sys.exit(relay(sys.argv[1:]))"
-        )
+        words = ("feedrate.doctor.run.sampler:relay", str(run), str(os.getpid()))
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", start, "\n".join(path), str(run), str(os.getpid())],
+            isolated_command(*words, has_site=False),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
         # Of two signals that come together the later one may be asked about first.

@@ -296,7 +296,7 @@ def _wait_for_the_end_of_input(run: Path) -> None:
         pass
 
 
-def relay(words: list[str]) -> int:
+def relay() -> int:
     """Start the sampler, and tell the doctor which signals its whole process group got.
 
     Ctrl-C goes from the terminal to the doctor, to the command and to this process alike; `kill PID` reaches
@@ -324,7 +324,7 @@ def relay(words: list[str]) -> int:
         except OSError:
             return
 
-    os._exit(main(words, ignored=frozenset({group_member}), tell=tell))
+    os._exit(main(sys.argv[1:], ignored=frozenset({group_member}), tell=tell))
 
 
 if __name__ == "__main__":

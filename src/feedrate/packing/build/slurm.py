@@ -25,6 +25,7 @@ from feedrate import errors
 from feedrate.errors import FeedrateError
 from feedrate.files.atomic import explain_write_error
 from feedrate.format.manifest import dump_field, load_field
+from feedrate.machine.isolated import isolated_command
 from feedrate.packing.build.engine import Job, write_shards
 from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.build.shard import MapCost
@@ -41,11 +42,6 @@ _KINDS = (
     "AlreadyExists", "MissingExtra", "NotFound", "PackError", "SourceError", "StorageError", "UsageError",
 )  # fmt: skip
 _MOST_RESULT_BYTES = 2**20
-# Without the current folder, in which anybody's modules may be.
-_COMMAND = (
-    "import sys; sys.path[:1] == [''] and sys.path.pop(0); "
-    "from feedrate.packing.build.slurm import run_job; run_job()"
-)
 
 
 @contextlib.contextmanager
@@ -93,7 +89,7 @@ class _Slurm:
         _check_folder(self._folder)
         array = f"--array=0-{len(groups) - 1}%{self.jobs_at_once}"
         tasks = dump_tasks(groups, self._workers)
-        command = shlex.join([sys.executable, "-u", "-c", _COMMAND])
+        command = shlex.join(isolated_command("feedrate.packing.build.slurm:run_job"))
         script = f"#!/bin/bash\nexec {command} <<'TASKS'\n{tasks}\nTASKS\n"
         words = ["sbatch", "--parsable", array, *self._options]
         done = subprocess.run(words, input=script, check=False, capture_output=True, text=True)
