@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from feedrate.cli.output import Ended, check_targets, ended_like_an_interrupt, show
+from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
 from feedrate.errors import FeedrateError, clean
 
 GROUPS = {
@@ -47,6 +47,10 @@ EXIT_INTERRUPTED = 130  # what a shell reports for a process that ended by SIGIN
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+class _Ended(BaseException):
+    """A signal asks for the end; not SystemExit, which a map may raise, and which is then its failure."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Known errors are printed, others are bugs and propagate."""
     if argv is None:  # who calls this from a program of their own keeps their settings
@@ -67,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_targets(arguments)
         cleans_up = argv is None and words[0] in _WRITING
-        with ended_like_an_interrupt() if cleans_up else contextlib.nullcontext():
+        with ended_like_an_interrupt(_Ended) if cleans_up else contextlib.nullcontext():
             exit_code: int = arguments.run(arguments)
     except FeedrateError as error:
         say_error(error.message, error.hint)
@@ -75,11 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
         return EXIT_FAILED
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, _Ended) as error:
         say_error("interrupted", "run the same command again to go on" if words[0] in RESUMABLE else None)
-        if isinstance(error, Ended):
-            raise SystemExit(error.exit_code) from None
-        return EXIT_INTERRUPTED
+        return error.args[0] if isinstance(error, _Ended) else EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (`| head`) has seen enough; Python would complain again while flushing.
         sys.stdout = None

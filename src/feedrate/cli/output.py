@@ -193,23 +193,16 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-class Ended(KeyboardInterrupt):
-    """A signal asks for the end; a user's own function may raise SystemExit, so it is not that."""
-
-    def __init__(self, number: int) -> None:
-        self.exit_code = 128 + number
-
-
 @contextmanager
-def ended_like_an_interrupt() -> Iterator[None]:
+def ended_like_an_interrupt(kind: type[BaseException] = SystemExit) -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that temporary folders go away.
 
     These signals end Python on the spot: a scheduler and a closing terminal send them. One that is ignored,
-    as nohup has it, stays so.
+    as nohup has it, stays so. The exception's argument is the exit code.
     """
 
     def end(number: int, _: FrameType | None) -> None:
-        raise Ended(number)
+        raise kind(128 + number)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in numbers}
