@@ -75,7 +75,7 @@ def test_an_option_that_split_does_not_have_is_still_refused(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(["split", "p", "--seed", "1", "--stratifi", "train=0.8", "val=0.2"])
     error = capsys.readouterr().err
-    assert error.startswith("error: unrecognized arguments: --stratifi\n")
+    assert error.startswith("error: unknown option: --stratifi\n")
     assert "did you mean '--stratify'?" in error
 
 
