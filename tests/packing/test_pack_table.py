@@ -14,6 +14,7 @@ from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.packing.results import PackResult
+from feedrate.report.pack import draw_pack
 from support.images import read_tree, save_image
 
 
@@ -359,3 +360,45 @@ def test_columns_without_a_table_are_refused(flat: Path, tmp_path: Path) -> None
     with pytest.raises(UsageError, match="name columns of a table, and there is none"):
         pack(flat, tmp_path / "p", PackOptions(path_column="x"))
     assert not (tmp_path / "p").exists()
+
+
+def test_a_cell_with_several_classes_stops_with_the_line_to_type(flat: Path) -> None:
+    text = "path,labels\nimages/0.jpg,covid|pneumonia\nimages/1.jpg,covid\n"
+    with pytest.raises(SourceError, match=r"several classes in one cell: 'covid\|pneumonia'") as caught:
+        pack_table(flat, text)
+    assert "--label-separator '|'" in str(caught.value.hint)
+    assert pack_table(flat, text, label_separator="none").classes == 2
+
+
+def test_many_rows_without_a_label_are_a_question(flat: Path) -> None:
+    text = "path,label\nimages/0.jpg,ill\n" + "images/1.jpg,\n" * 5
+    with pytest.raises(SourceError, match=r"5 of 6 rows of .* have no label in column 'label'"):
+        pack_table(flat, text)
+    rejected = pack_table(flat, text, empty_label="reject")
+    assert (rejected.samples, len(rejected.rejected)) == (1, 5)
+
+
+@pytest.mark.parametrize("separator", [None, "|"])
+def test_rows_without_a_label_can_be_a_class(flat: Path, separator: str | None) -> None:
+    text = "path,label\nimages/0.jpg,ill\nimages/1.jpg,\n"
+    options = {} if separator is None else {"label_separator": separator}
+    assert pack_table(flat, text, empty_label="healthy", **options).samples == 2
+    field = Pack(flat.parent / "p").manifest.field("labels" if separator else "label")
+    assert field.classes == ("healthy", "ill")
+
+
+def test_the_result_says_which_column_the_labels_are_from(flat: Path) -> None:
+    result = pack_table(flat, "file,target,age\nimages/0.jpg,ill,7\n")
+    assert result.label_columns == ("target",)
+    assert "column 'target' of the table" in draw_pack(result)
+
+
+def test_a_folder_of_images_and_a_table_beside_it_get_the_line_that_works(flat: Path) -> None:
+    (flat / "metadata.csv").write_text("image,label\n0.jpg,ill\n1.jpg,healthy\n")
+    line = f"feedrate pack {flat}/images PACK --labels {flat}/metadata.csv"
+    for source in (flat, flat / "metadata.csv"):
+        with pytest.raises(SourceError) as caught:
+            pack(source, flat.parent / "p", PackOptions(workers=1))
+        assert line in str(caught.value.hint)
+    options = PackOptions(labels=flat / "metadata.csv", workers=1)
+    assert pack(flat / "images", flat.parent / "p", options).samples == 2

@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--label-column", metavar="C[,C]",
         help="its column of labels, or several, or '*': all others (default: label, class, target)")
     add("--label-separator", metavar="S",
-        help="labels hold several classes with this between them, like '|'")
+        help="labels hold several classes with this between them, like '|'; none: each text is one class")
+    add("--empty-label", metavar="CLASS",
+        help="the class of rows without a label, or 'reject' (default: up to 5 %% of rows are rejected)")
     add("--field", action="append", default=[], metavar="NAME:KIND[=C]", dest="fields",
         help="a further column; kinds: image, mask, array, bytes (files), text, number, json, boxes, "
         "label (a class), labels (several)")
@@ -106,6 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
         path_column=arguments.path_column,
         label_column=arguments.label_column,
         label_separator=arguments.label_separator,
+        empty_label=arguments.empty_label,
         fields=tuple(FieldSpec.parse(text) for text in arguments.fields),
         seed=arguments.seed,
         shard_bytes=arguments.shard_size,

@@ -59,7 +59,8 @@ class PackOptions:
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
     label_column: str | None = None  # or several, with commas between them, or '*': all others
-    label_separator: str | None = None  # between the classes of a sample that may have several
+    label_separator: str | None = None  # between the classes of a sample that may have several, or "none"
+    empty_label: str | None = None  # the class of rows without a label, or "reject"; None: few are rejected
     fields: tuple[FieldSpec, ...] = ()
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -111,5 +112,10 @@ class PackOptions:
     @property
     def source(self) -> SourceOptions:
         return SourceOptions(
-            self.labels, self.path_column, self.label_column, self.label_separator, self.fields
+            self.labels,
+            self.path_column,
+            self.label_column,
+            self.label_separator,
+            self.fields,
+            self.empty_label,
         )

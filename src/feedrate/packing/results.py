@@ -449,6 +449,7 @@ class PackResult:
         by_pillow: why images are not for the kernel -> how many.
         ignored: suffix -> files that are no images.
         unlisted: images that no row of the table names.
+        label_columns: columns of the table that became the labels.
         recoded: what changed pixels or files on request; None: nothing was asked for.
         quality: what was found out about the dataset; also in quality.json.
     """
@@ -469,6 +470,7 @@ class PackResult:
     by_pillow: Mapping[str, int]
     ignored: Mapping[str, int]
     unlisted: int
+    label_columns: tuple[str, ...] = ()
     recoded: Recoded | None = None
     mapped: Mapped | None = None
     quality: Quality | None = None

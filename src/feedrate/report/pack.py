@@ -22,6 +22,7 @@ def draw_pack(result: PackResult, width: int | None = None) -> str:
         *table_lines(
             [
                 ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
+                ("labels", _column_words(result.label_columns)),
                 ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
                          f"from {format_bytes(result.source_bytes)} of files"),
                 *_recoded_rows(result.recoded),
@@ -37,6 +38,11 @@ def draw_pack(result: PackResult, width: int | None = None) -> str:
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
     return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.target)}")], width)
+
+
+def _column_words(columns: tuple[str, ...]) -> str:
+    names = ", ".join(f"'{name}'" for name in columns[:8]) + (", ..." if len(columns) > 8 else "")
+    return f"{'column' if len(columns) == 1 else 'columns'} {names} of the table" if columns else ""
 
 
 def _most_left_out(result: PackResult | IndexResult) -> list[str]:

@@ -15,6 +15,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from feedrate.errors import SourceError, StorageError
@@ -25,7 +26,7 @@ from feedrate.remote.addresses import explained, is_url
 from feedrate.source.archives import Archive
 from feedrate.source.folders import walk
 from feedrate.source.names import Digests, Repeats, is_hidden, safe_field
-from feedrate.source.options import FieldSpec, SourceOptions
+from feedrate.source.options import NO_SEPARATOR, REJECT, FieldSpec, SourceOptions
 from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Spool, Value
 from feedrate.source.table import (
     FlagColumns,
@@ -36,7 +37,7 @@ from feedrate.source.table import (
     read_table,
 )
 from feedrate.source.values import UnusableValue, dump_value
-from feedrate.units import printable
+from feedrate.units import printable, shell_quote
 
 FILE_KINDS = frozenset((Kind.IMAGE, Kind.MASK, Kind.ARRAY, Kind.BYTES))
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path")
@@ -44,6 +45,7 @@ LABEL_COLUMNS = ("label", "labels", "class", "target")
 TEXT_COLUMNS = ("text", "caption")
 ALL_COLUMNS = "*"
 DEFAULT_SEPARATOR = "|"  # where a column is said to hold several classes
+_GAPS = 0.05  # of rows without a label: more are a question, fewer are rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,15 @@ class LabelledFiles(Reader):
         example = self._finder.example()
         holds = f"{self._shown} holds '{printable(example)}'" if example else "the folder is empty"
         first = next(self.table.rows(self._names[:1]))[0]
+        hint = "names in the table are relative to the folder: pack the folder that they start from"
+        inside = os.path.dirname(printable(example)) if example else ""
+        if inside and os.path.exists(os.path.join(self.root, inside, str(first))):
+            folder, table = (shell_quote(str(one)) for one in (Path(self.root, inside), self.table.path))
+            hint = f"the files are in {inside}: feedrate pack {folder} PACK --labels {table}"
         return SourceError(
             f"none of the files that {self.table.path} names is in {self._shown}: "
             f"the table says '{first}', {holds}",
-            hint="names in the table are relative to the folder: pack the folder that they start from",
+            hint=hint,
         )
 
     def _choose(self, options: SourceOptions) -> None:
@@ -154,7 +161,11 @@ class LabelledFiles(Reader):
                 hint=f"name it: --path-column COLUMN; there are: {', '.join(table.columns)}",
             )
         self._add(Field("image", Kind.IMAGE), [path_column], self._file)
-        for column in self._label_columns(options, path_column):
+        labels = self._label_columns(options, path_column)
+        self.label_columns = tuple(
+            name for one in labels for name in (one.columns if isinstance(one, FlagColumns) else [one.column])
+        )
+        for column in labels:
             if isinstance(column, FlagColumns):
                 self._add(column.settle(), column.columns, column.read)
             else:
@@ -180,11 +191,20 @@ class LabelledFiles(Reader):
             guess = table.pick(None, LABEL_COLUMNS, "labels")
             names = [guess] if guess is not None and guess != path_column else []
         is_single = len(names) == 1
+        is_one_class = options.label_separator == NO_SEPARATOR
         columns = [
-            LabelColumn("label" if is_single else safe_field(name), name, options.label_separator)
+            LabelColumn(
+                "label" if is_single else safe_field(name),
+                name,
+                None if is_one_class else options.label_separator,
+                are_classes=is_one_class,
+                empty=None if options.empty_label == REJECT else options.empty_label,
+            )
             for name in names
         ]
         self._look(columns)
+        if is_single and options.empty_label is None:
+            columns[0].check_gaps(table.path, gaps_may_be=_GAPS)
         if len(columns) > 1 and all(column.are_flags for column in columns):
             return [FlagColumns(names)]
         if options.label_column == ALL_COLUMNS:

@@ -105,6 +105,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
     others: Counter[str] = Counter()
     for file in place.walk():
         if has_image_suffix(file.path):
+            _refuse_table_beside(place)
             return open_folders(place.root)
         if file.path == FILE_NAME.encode() and not _is_index(place):
             raise SourceError(
@@ -134,6 +135,34 @@ def _open_table(root: str, options: SourceOptions) -> Reader:
     from feedrate.source.labelled import Finder, LabelledFiles
 
     return LabelledFiles(Finder(root), options)
+
+
+def _refuse_table_beside(place: Place) -> None:
+    """One folder of images and a table that names them: the table has the labels, not the folder's name.
+
+    Raises:
+        SourceError: it is so; says the line to type.
+    """
+    if place.is_remote:
+        return
+    with os.scandir(place.root) as found:
+        entries = [entry for entry in found if not entry.name.startswith(".")]
+    folders = [entry.path for entry in entries if entry.is_dir()]
+    tables = [entry.path for entry in entries if kind_by_name(os.fsencode(entry.name)) is SourceKind.TABLE]
+    if len(folders) != 1 or len(tables) != 1:
+        return
+    from feedrate.source.labelled import PATH_COLUMNS
+    from feedrate.source.table import read_table
+
+    table = read_table(Path(tables[0]))
+    column = table.pick(None, PATH_COLUMNS, "files")
+    name = "" if column is None else str(next(table.rows([column]))[0])
+    if name and os.path.isfile(os.path.join(folders[0], name)):
+        folder, path = map(shell_quote, (folders[0], tables[0]))
+        raise SourceError(
+            f"{place.root} holds images in one folder, and a table that names them: {tables[0]}",
+            hint=f"feedrate pack {folder} PACK --labels {path}; without labels: feedrate pack {folder} PACK",
+        )
 
 
 def _is_index(place: Place) -> bool:

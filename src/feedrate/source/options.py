@@ -9,6 +9,9 @@ from pathlib import Path
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
 
+NO_SEPARATOR = "none"
+REJECT = "reject"
+
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
@@ -52,8 +55,9 @@ class SourceOptions:
     labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
     path_column: str | None = None  # None: guessed
     label_column: str | None = None  # or several, with commas between them, or '*': all others
-    label_separator: str | None = None  # between the classes of a sample that may have several
+    label_separator: str | None = None  # between the classes of a sample that may have several, or "none"
     fields: tuple[FieldSpec, ...] = ()
+    empty_label: str | None = None  # the class of rows without a label, or "reject"; None: few are rejected
 
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.fields]

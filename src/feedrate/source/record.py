@@ -108,12 +108,14 @@ class Reader(Protocol):
         ignored: suffix -> files that were passed over; whole after the iteration.
         unlisted: images that no row of a table names; whole after the iteration.
         table: the table of labels, which becomes part of the pack.
+        label_columns: its columns that became the labels.
     """
 
     root: str
     ignored: Mapping[str, int]
     unlisted: int = 0
     table: Table | None = None
+    label_columns: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Record | Rejection]: ...
 
@@ -137,6 +139,8 @@ def describe_others(others: Counter[str]) -> str:
     if not others:
         return "it holds no files at all"
     counts = ", ".join(f"{count:,} with {suffix or 'no suffix'}" for suffix, count in others.most_common(4))
+    if set(others) <= {".npy", ".npz", ".pt"}:
+        counts += "; arrays that a Dataset of your own reads are kept in memory by feedrate.cached(dataset)"
     return f"it holds other files: {counts}"
 
 

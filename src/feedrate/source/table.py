@@ -12,6 +12,7 @@ import csv
 import difflib
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _PIECE_BYTES = 2**20
 _NO_NUMBER = frozenset(("nan", "na", "n/a", "null", "none"))
 Row = tuple[object, ...]
 _MOST_CLASSES = 100_000
+_FEW_GAPS = 4  # rows without a label that are rejected, however small the table
+_JOINED = re.compile(r"\w\s*[|;]\s*\w")  # texts that look like several classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,23 @@ def read_table(path: Path) -> Table:
 class LabelColumn:
     """One column. `separator`: what stands between the classes of a sample that may have several.
 
-    `are_classes`: the user has said that words in it are classes, whatever stands beside them.
+    `are_classes`: the user has said that words in it are classes, whatever stands beside them. `empty`: the
+    class of cells that are empty; None: such a cell is no label.
     """
 
     def __init__(
-        self, field: str, column: str, separator: str | None = None, *, are_classes: bool = False
+        self,
+        field: str,
+        column: str,
+        separator: str | None = None,
+        *,
+        are_classes: bool = False,
+        empty: str | None = None,
     ) -> None:
         self.name, self.column, self.separator = field, column, separator
-        self._are_classes = are_classes
-        self._cells = 0
+        self._are_classes, self._empty = are_classes, empty
+        self._cells = self.gaps = 0
+        self._joined = ""  # an example of a text that looks like several classes
         self._fraction, self._word = "", ""  # an example of each
         self.are_flags = True  # only 0 and 1, or -1 and 1
         self._are_whole = True
@@ -129,7 +140,10 @@ class LabelColumn:
     def look(self, cell: object) -> None:
         """Learn from a cell; all of them are shown before the first is read."""
         if is_missing(cell):
-            return
+            self.gaps += 1
+            if self._empty is None:
+                return
+            cell = self._empty
         self._are_lists |= isinstance(cell, (list, tuple))
         self._cells += 1
         for one in self._split(cell):
@@ -144,6 +158,7 @@ class LabelColumn:
                 self._has_gaps = True
             else:
                 self._word = self._word or str(one)
+                self._joined = self._joined or (str(one) if _JOINED.search(str(one)) else "")
             if len(self._texts) <= _MOST_CLASSES:
                 self._texts.add(str(one))
 
@@ -163,9 +178,30 @@ class LabelColumn:
                 hint="correct the table, or leave the cell empty; if they are names of classes:"
                 f" --field {self.name}:label={self.column}",
             )
+        if self._joined and not self._are_classes:
+            mark = "|" if "|" in self._joined else ";"
+            raise SourceError(
+                f"column '{self.column}' holds several classes in one cell: '{self._joined}'",
+                hint=f"--label-separator '{mark}' makes each a class of its own; "
+                "--label-separator none takes the text as one class",
+            )
         classes = self._class_names()
         self._numbers = {name: number for number, name in enumerate(classes)}
         return Field(self.name, Kind.NUMBER, dtype="int64", classes=tuple(classes))
+
+    def check_gaps(self, table: Path, *, gaps_may_be: float) -> None:
+        """Stop where a good part of the rows has no label: they may be a class, such as the healthy.
+
+        Raises:
+            SourceError: more than `gaps_may_be` of the rows are empty; says the two ways to go on.
+        """
+        rows = self.gaps + self._cells
+        if self._empty is None and self.gaps > max(_FEW_GAPS, gaps_may_be * rows):
+            raise SourceError(
+                f"{self.gaps:,} of {rows:,} rows of {table} have no label in column '{self.column}'",
+                hint="--empty-label CLASS makes them a class, such as 'healthy'; --empty-label reject leaves "
+                "them out",
+            )
 
     @property
     def is_prose(self) -> bool:
@@ -184,6 +220,8 @@ class LabelColumn:
         Raises:
             UnusableValue: the cell is empty.
         """
+        if is_missing(cell) and self._empty is not None:
+            cell = self._empty
         if self._are_lists:
             hot = np.zeros(len(self._numbers), np.uint8)
             if cell is None:

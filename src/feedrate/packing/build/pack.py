@@ -325,6 +325,7 @@ def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: S
         seconds=0.0,
         rejected=rejected,
         ignored=source.reader.ignored,
+        label_columns=source.reader.label_columns,
         unlisted=source.reader.unlisted,
         recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
         mapped=mapped,

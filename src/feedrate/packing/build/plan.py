@@ -164,6 +164,8 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]
         settings["label_column"] = options.label_column
         if options.label_separator is not None:
             settings["label_separator"] = options.label_separator
+        if options.empty_label is not None:
+            settings["empty_label"] = options.empty_label
         settings["fields"] = [str(spec) for spec in options.fields]
     return settings
 

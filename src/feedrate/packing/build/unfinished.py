@@ -155,7 +155,8 @@ def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str
 
 _WORDS = {"shard_bytes": "shard size", "labels": "table of labels", "fields": "list of fields",
           "path_column": "path column", "label_column": "label column",
-          "label_separator": "label separator", "resize": "shorter side",
+          "label_separator": "label separator", "empty_label": "class of rows without a label",
+          "resize": "shorter side",
           "max_side": "longer side", "encoded": "what is encoded anew",
           "map": "map function, or its code,", "entries": "distance of entry points"}  # fmt: skip
 # Compared also where only the pack that is there has them.
