@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -238,7 +239,9 @@ def test_a_folder_without_images_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "a.npy").touch()
     with pytest.raises(SourceError) as error:
         look(tmp_path)
-    assert error.value.hint == "it holds other files: 1 with .npy"
+    assert error.value.hint is not None
+    assert error.value.hint.startswith("it holds other files: 1 with .npy; ")
+    assert "feedrate.cached" in error.value.hint
 
 
 def test_a_mount_that_hangs_is_an_error_after_a_while(
@@ -297,7 +300,8 @@ def test_a_cache_that_cannot_be_tried_leaves_the_rest_of_the_survey(
 
 @pytest.mark.usefixtures("real_costs")
 def test_pillow_that_cannot_be_tried_is_noted(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_CHILD", "raise SystemExit('no Pillow here')")
+    failing = [sys.executable, "-c", "raise SystemExit('no Pillow here')"]
+    monkeypatch.setattr("feedrate.machine.isolated.isolated_command", lambda *_: failing)
     found = look(images)
     assert found.pillow_s is None
     assert any("no Pillow here" in note for note in found.notes)

@@ -145,10 +145,10 @@ def _refuse_table_beside(place: Place) -> None:
     """
     if place.is_remote:
         return
-    with os.scandir(place.root) as found:
-        entries = [entry for entry in found if not entry.name.startswith(".")]
-    folders = [entry.path for entry in entries if entry.is_dir()]
-    tables = [entry.path for entry in entries if kind_by_name(os.fsencode(entry.name)) is SourceKind.TABLE]
+    entries = [os.path.join(place.root, name) for name in sorted(os.listdir(place.root))]
+    entries = [path for path in entries if not os.path.basename(path).startswith(".")]
+    folders = [path for path in entries if os.path.isdir(path)]
+    tables = [path for path in entries if kind_by_name(os.fsencode(path)) is SourceKind.TABLE]
     if len(folders) != 1 or len(tables) != 1:
         return
     from feedrate.source.labelled import PATH_COLUMNS
