@@ -26,8 +26,9 @@ PREFETCH = 2
 def dataset(pack: str | os.PathLike[str] | Pack | Loader, **options: Any) -> tf.data.Dataset:
     """Return a tf.data.Dataset of batches; each pass over it is the loader's next epoch.
 
-    A batch is a tuple in the order of `fields`: images as uint8 N,H,W,C, numbers and arrays as they are,
-    keys, texts, bytes and JSON (its text) as strings, boxes as a ragged tensor.
+    A batch is a tuple in the order of `fields`: images as uint8 N,H,W,C (uint16 where `depth` says so),
+    numbers and arrays as they are, keys, texts, bytes and JSON (its text) as strings, boxes as a ragged
+    tensor.
 
     Args:
         pack: the pack's folder; or a `Loader` with `output="numpy"`, whose state you want to save.
@@ -89,7 +90,7 @@ def _column(tf: Any, wanted: Wanted) -> tuple[Any, Callable[[Any], Any]]:
     if field.has_pixels:
         assert wanted.out_size is not None
         channels = (wanted.channels,) if field.kind is Kind.IMAGE else ()
-        return tf.TensorSpec((None, *wanted.out_size, *channels), tf.uint8), np.asarray
+        return tf.TensorSpec((None, *wanted.out_size, *channels), tf.as_dtype(wanted.dtype)), np.asarray
     if field.kind is Kind.NUMBER:
         return tf.TensorSpec((None,), tf.as_dtype(field.dtype)), np.asarray
     if field.kind is Kind.BYTES:

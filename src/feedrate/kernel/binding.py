@@ -48,6 +48,7 @@ class Status(enum.IntEnum):
     CORRUPT = 5  # the image is damaged; neither the kernel nor Pillow decodes it
     BAD_BOX = 6  # the crop box is empty or not inside the image
     BAD_ENTRIES = 7  # the entry points do not describe this file
+    TOO_DEEP = 8  # gray of more than 8 bits, and no depth that says what becomes of them
 
 
 class Pool:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedrate.arrays import I32, I64, U8, Flags
+from feedrate.arrays import I32, I64, U8, Flags, Pixels
 from feedrate.filters import BILINEAR, FILTERS
 from feedrate.kernel import binding, pillow
 from feedrate.kernel.binding import Files, Pool, Ranges, Status, as_bytes, checked, for_each, native
+from feedrate.kernel.depth import WIDEN, Depth, TooDeep, check_mode
 from feedrate.kernel.pillow import Box
 
 __all__ = [
@@ -43,7 +44,7 @@ class DecodeReport(NamedTuple):
 def decode_batch(
     files: Files,
     images: Ranges,
-    out: U8,
+    out: Pixels,
     *,
     boxes: I32,
     flips: Flags,
@@ -51,6 +52,7 @@ def decode_batch(
     entries: Ranges | None = None,
     nearest: bool = False,
     raw: bool | Flags = False,
+    depth: Depth | None = None,
     pool: Pool | None = None,
 ) -> DecodeReport:
     """Read, check, decode, crop, resize and flip images into `out`.
@@ -59,7 +61,8 @@ def decode_batch(
         files: the files that `images` and `entries` count.
         images: where the image files are. Of raw images only the rows under the crop are read: their blocks
             have checksums of their own, and that of the whole file is not looked at.
-        out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L").
+        out: uint8, C-contiguous, N x H x W x C; C is 3 (RGB) or 1 (gray, as Pillow's "L"). With depth
+            "uint16" it is uint16, and images of 8 bits are decoded as ever, then multiplied by 257.
         boxes: N x 4: left, top, right, bottom in pixels of the image, inside it, not empty.
         flips: mirror left to right, after the resize.
         filters: Pillow's number of each image's filter; None: bilinear.
@@ -67,12 +70,13 @@ def decode_batch(
         nearest: nearest neighbour and stored values as they are (palette indices, 8-bit), for masks.
         raw: the images are stored as rows of pixels, and `entries` are their tables (native/raw.h); an array
             says it of each.
+        depth: what becomes of gray of more than 8 bits; None: such an image has the status TOO_DEEP.
         pool: threads to use; None: the calling thread.
 
     Pixels are those of Pillow: `convert(mode).crop(box).resize((W, H), filter)`. A sample whose status is
     not OK leaves its part of `out` zeroed.
     """
-    _check_out(out)
+    _check_out(out, np.uint16 if depth == "uint16" and not nearest else np.uint8)
     n, height, width, channels = out.shape
     if len(images) != n:
         raise ValueError(f"out has room for {n} images, images has {len(images)} ranges")
@@ -87,6 +91,7 @@ def decode_batch(
     details, bytes_read = np.zeros((n, 4), np.int64), np.zeros(n, np.int64)
     if is_raw.any() and (nearest or entries is None):
         raise ValueError("raw images need entries, and are not masks")
+    narrow = out if out.dtype == np.uint8 else np.empty(out.shape, np.uint8)
     if nearest:
         by_pillow = dict.fromkeys(range(n), "mask")
     else:
@@ -94,9 +99,11 @@ def decode_batch(
             files=files._native, images=binding.arrays_of(images, n),
             entries=None if entries is None else binding.arrays_of(entries, n), boxes=boxes.reshape(-1),
             flips=flips.view(np.uint8), filters=filters, before_13=is_pillow_older(filters),
-            out=out.reshape(-1), shape=(height, width, channels), raw=is_raw.view(np.uint8),
+            out=narrow.reshape(-1), shape=(height, width, channels), raw=is_raw.view(np.uint8),
             pool=None if pool is None else pool._native, bytes_read=bytes_read, details=details.reshape(-1),
         )  # fmt: skip
+        if narrow is not out:
+            np.multiply(narrow, WIDEN, out=out)
         found = details[:, 0]
         if not found.any():  # most often
             return DecodeReport(found.astype(np.int32), {}, 0, {}, int(bytes_read.sum()))
@@ -123,8 +130,9 @@ def decode_batch(
         damaged = statuses[i] == Status.CORRUPT
         box: Box = tuple(boxes[i].tolist())
         statuses[i], words = fill_by_pillow(
-            data, out[i], box, bool(flips[i]), None if nearest else int(filters[i]), is_damaged=bool(damaged)
-        )
+            data, out[i], box, bool(flips[i]), None if nearest else int(filters[i]),
+            is_damaged=bool(damaged), depth=depth,
+        )  # fmt: skip
         if statuses[i] == Status.OK:
             decoded.append(DAMAGED_BUT_DECODED if damaged else counted)
         else:
@@ -145,10 +153,12 @@ def decode_one(
     nearest: bool = False,
     entries: bytes = b"",
     filter_: int = BILINEAR,
-) -> U8:
+    depth: Depth | None = None,
+) -> Pixels:
     """Decode one image in memory to H x W x C (`size` is height, width); the rest as in `decode_batch`.
 
     Raises:
+        TooDeep: it needs a depth, or another one.
         ValueError: the image is damaged, or the box is not inside it; in words.
     """
     if mode not in ("RGB", "L"):
@@ -170,13 +180,18 @@ def decode_one(
             is_pillow_older(np.array([filter_])),
         )  # fmt: skip
         if status == Status.OK:
-            return out
+            return out * WIDEN if depth == "uint16" else out
         if status == Status.BAD_ENTRIES:
             raise ValueError(words)
-    filled, said = fill_by_pillow(data, out, (left, top, right, bottom), flip, None if nearest else filter_)
+    pixels = np.empty(out.shape, np.uint16) if depth == "uint16" and not nearest else out
+    filled, said = fill_by_pillow(
+        data, pixels, (left, top, right, bottom), flip, None if nearest else filter_, depth=depth
+    )
+    if filled == Status.TOO_DEEP:
+        raise TooDeep(said)
     if filled != Status.OK:
         raise ValueError(words if status == Status.CORRUPT else said)
-    return out
+    return pixels
 
 
 def check_size(
@@ -262,9 +277,9 @@ def is_pillow_older(filters: Any) -> bool:
     return not WITH_LOBES.isdisjoint(filters.tolist()) and not pillow.resizes_as_kernel()
 
 
-def _check_out(out: Any) -> None:
-    if not isinstance(out, np.ndarray) or out.dtype != np.uint8 or out.ndim != 4:
-        raise ValueError("out must be a uint8 array of shape N x H x W x C")
+def _check_out(out: Any, dtype: type[np.uint8 | np.uint16]) -> None:
+    if not isinstance(out, np.ndarray) or out.dtype != dtype or out.ndim != 4:
+        raise ValueError(f"out must be a {dtype.__name__} array of shape N x H x W x C")
     if out.shape[3] not in (1, 3) or out.shape[1] < 1 or out.shape[2] < 1:
         raise ValueError(f"out must be N x H x W x C with C 1 or 3, got {' x '.join(map(str, out.shape))}")
     if not out.flags.c_contiguous or not out.flags.writeable:
@@ -282,12 +297,13 @@ def _check_box(box: Box, width: int, height: int) -> None:
 
 
 def fill_by_pillow(
-    data: bytes, out: U8, box: Box, flip: bool, filter_: int | None, *, is_damaged: bool = False
-) -> tuple[Status, str]:
+    data: bytes, out: Pixels, box: Box, flip: bool, filter_: int | None, *, is_damaged: bool = False,
+    depth: Depth | None = None,
+) -> tuple[Status, str]:  # fmt: skip
     """Decode with Pillow into `out` (H x W x C); zeroes it when that fails. No filter: it is a mask."""
     out[:] = 0
     try:
-        width, height, _ = pillow.measure(data)
+        width, height, mode = pillow.measure(data)
         if is_damaged and _claims_too_much(width, height, data):
             return Status.CORRUPT, "too short for its size"
         try:
@@ -295,15 +311,20 @@ def fill_by_pillow(
         except ValueError as error:
             return Status.BAD_BOX, str(error)
         if filter_ is None:
-            pixels = pillow.decode_mask(data, box, out.shape)
+            pixels: Pixels = pillow.decode_mask(data, box, out.shape)
         else:
-            pixels = pillow.decode(data, box, out.shape, filter_)
+            check_mode(mode, depth)
+            pixels = pillow.decode(data, box, out.shape, filter_, depth)
+    except TooDeep as error:
+        return Status.TOO_DEEP, str(error)
     except pillow.Undecodable as error:
         return Status.CORRUPT, str(error)
     except MemoryError as error:
         raise MemoryError(
             "out of memory while Pillow decoded an image; fewer threads and smaller batches need less"
         ) from error
+    if pixels.dtype != out.dtype:
+        pixels = pixels * WIDEN
     out[:] = pixels[:, ::-1] if flip else pixels
     return Status.OK, ""
 
@@ -352,9 +373,10 @@ class _Picture(NamedTuple):
 
 
 def decode_crops(
-    images: Sequence[Any], entries: Sequence[Any], crops: Crops, out: U8, pool: Pool | None = None
-) -> DecodeReport:
-    """Decode, crop, resize and flip images in memory into `out`, N x H x W x 3.
+    images: Sequence[Any], entries: Sequence[Any], crops: Crops, out: U8, pool: Pool | None = None,
+    depth: Depth | None = None,
+) -> DecodeReport:  # fmt: skip
+    """Decode, crop, resize and flip images in memory into `out`, N x H x W x 3, of 8 bits.
 
     Args:
         images: the bytes of image files.
@@ -372,13 +394,13 @@ def decode_crops(
 
     def look(number: int) -> None:
         boxes = crops.boxes[crops.image == number]
-        window = _find_window(images[number], entries[number], boxes)
+        window = _find_window(images[number], entries[number], boxes, depth)
         if window is not None:
             windows[number] = window
 
     def share(number: int) -> None:
         if number in windows:
-            pictures[number] = _decode_window(images[number], entries[number], windows[number])
+            pictures[number] = _decode_window(images[number], entries[number], windows[number], depth)
 
     def make(i: int) -> None:
         number, box, flip, filter_ = (
@@ -389,7 +411,7 @@ def decode_crops(
         counted = None
         if picture is None or inside is None:
             status, words, counted = _decode_alone(
-                images[number], entries[number], box, out[i], flip, filter_, is_older
+                images[number], entries[number], box, out[i], flip, filter_, is_older, depth
             )
             if status != Status.OK:
                 statuses[i], reasons[i] = status, words
@@ -424,15 +446,16 @@ def _count_bytes(window: _Window | None) -> int:
     return 3 * (right - left) * (bottom - top)
 
 
-def _find_window(data: Any, entries: Any, boxes: I32) -> _Window | None:
+def _find_window(data: Any, entries: Any, boxes: I32, depth: Depth | None) -> _Window | None:
     """Return what several crops need of an image; None: each by itself costs less, or says what is wrong."""
     status, words, width, height = native.probe(as_bytes(data))
     if status == Status.NOT_TAKEN:
         if len(entries):  # they are another file's
             return None
         try:
-            width, height = (width, height) if width else pillow.measure(bytes(data))[:2]
-        except pillow.Undecodable:
+            width, height, mode = pillow.measure(bytes(data))
+            check_mode(mode, depth)
+        except (pillow.Undecodable, TooDeep):
             return None
         return _Window((0, 0, width, height), words)
     left, top, right, bottom = boxes.T.astype(np.int64)
@@ -452,12 +475,12 @@ def _find_window(data: Any, entries: Any, boxes: I32) -> _Window | None:
     return _Window(window, None)
 
 
-def _decode_window(data: Any, entries: Any, window: _Window) -> _Picture | None:
+def _decode_window(data: Any, entries: Any, window: _Window, depth: Depth | None) -> _Picture | None:
     """Decode a part of an image; None: that cannot be done."""
     left, top, right, bottom = window.box
     if window.by_pillow is not None:
         try:
-            return _Picture(pillow.decode_whole(bytes(data)), left, top, window.by_pillow)
+            return _Picture(pillow.decode_whole(bytes(data), depth), left, top, window.by_pillow)
         except pillow.Undecodable:
             return None
     pixels = np.empty((bottom - top, right - left, 3), np.uint8)
@@ -469,7 +492,7 @@ def _decode_window(data: Any, entries: Any, window: _Window) -> _Picture | None:
 
 
 def _decode_alone(
-    data: Any, entries: Any, box: Box, out: U8, flip: bool, filter_: int, is_older: bool
+    data: Any, entries: Any, box: Box, out: U8, flip: bool, filter_: int, is_older: bool, depth: Depth | None
 ) -> tuple[int, str, str | None]:
     """Decode one crop; return a status, its words, and why it went through Pillow, if it did."""
     status, words = native.decode_one(
@@ -481,7 +504,7 @@ def _decode_alone(
         out[:] = 0
         return status, words, None
     is_damaged = status == Status.CORRUPT
-    filled, said = fill_by_pillow(bytes(data), out, box, flip, filter_, is_damaged=is_damaged)
+    filled, said = fill_by_pillow(bytes(data), out, box, flip, filter_, is_damaged=is_damaged, depth=depth)
     if filled == Status.OK:
         return filled, "", DAMAGED_BUT_DECODED if is_damaged else words
     return filled, words if is_damaged else said, None

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feedrate.arrays import U8
+from feedrate.arrays import U8, Pixels
 from feedrate.filters import BILINEAR, FILTERS
+from feedrate.kernel.depth import Depth, crop_uint16, is_deep, to_8_bits
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -77,20 +78,33 @@ def check(data: bytes) -> tuple[int, int]:
         return size
 
 
-def decode(data: bytes, box: Box, shape: tuple[int, ...], filter_: int = BILINEAR) -> U8:
-    """Return the crop `box`, resized to `shape` (height, width, channels)."""
+def decode(
+    data: bytes, box: Box, shape: tuple[int, ...], filter_: int = BILINEAR, depth: Depth | None = None
+) -> Pixels:
+    """Return the crop `box`, resized to `shape` (height, width, channels).
+
+    With depth "uint16" a deep image is H x W x 1 of its own values. Without a depth it is clipped: whether
+    that was asked for is looked at elsewhere.
+    """
     height, width, channels = shape
     with _open(data) as image:
         _load(image)
-        cropped = image.convert("RGB" if channels == 3 else "L").crop(box)
+        if depth == "uint16" and is_deep(image.mode):
+            return crop_uint16(image, box, (width, height), filter_)[..., None]
+        cropped = _to_pixels(image, channels, depth).crop(box)
     return np.asarray(cropped.resize((width, height), filter_)).reshape(shape)
 
 
-def decode_whole(data: bytes) -> U8:
+def decode_whole(data: bytes, depth: Depth | None = None) -> U8:
     """Return all pixels of an image, in RGB."""
     with _open(data) as image:
         _load(image)
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(_to_pixels(image, 3, depth))
+
+
+def _to_pixels(image: Image.Image, channels: int, depth: Depth | None) -> Image.Image:
+    image = to_8_bits(image, depth) if is_deep(image.mode) else image
+    return image.convert("RGB" if channels == 3 else "L")
 
 
 def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
@@ -112,12 +126,19 @@ def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     return values
 
 
-def crop_rows(pixels: U8, box: Box, shape: tuple[int, ...], filter_: int | None) -> U8:
-    """Return of decoded rows (H x W or H x W x 3) what `decode` or, without filter, `decode_mask` return."""
+def crop_rows(pixels: Pixels, box: Box, shape: tuple[int, ...], filter_: int | None) -> Pixels:
+    """Return of decoded rows (H x W or H x W x 3) what `decode` or, without filter, `decode_mask` return.
+
+    Of 16 bits, rows with colours are taken as they are: whole, and of that size already.
+    """
     from PIL import Image
 
     height, width, channels = shape
+    if pixels.dtype == np.uint16 and pixels.ndim == 3:
+        return pixels
     image = Image.fromarray(pixels)
+    if pixels.dtype == np.uint16:
+        return crop_uint16(image, box, (width, height), filter_ or BILINEAR)[..., None]
     if filter_ is not None:
         image = image.convert("RGB" if channels == 3 else "L")
     resized = image.crop(box).resize((width, height), FILTERS["nearest"] if filter_ is None else filter_)
@@ -150,7 +171,7 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
         image = Image.fromarray(np.ascontiguousarray(image))
     _load(image)
     if not is_mask and image.mode not in ("L", "RGB"):
-        if image.mode.startswith(("I", "F")):
+        if is_deep(image.mode):
             raise Undecodable(f"an image of mode {image.mode} has more than 8 bits per channel")
         image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
     return _save_png(image, "mode", 1 if is_brief else 6)

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from feedrate.errors import UsageError
+from feedrate.kernel.depth import Depth
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -164,6 +165,19 @@ def as_range(value: Any) -> Range | None:
     if len(pair) != 2 or not all(is_number(one) for one in pair) or pair[0] > pair[1]:
         return None
     return float(pair[0]), float(pair[1])
+
+
+def check_depth(depth: Any) -> Depth | None:
+    """Return what becomes of gray of more than 8 bits: as given, a range as two floats."""
+    if depth is None or (isinstance(depth, str) and depth in ("clip", "uint16")):
+        return depth  # type: ignore[return-value]
+    pair = as_range(depth)
+    if pair is None or pair[0] == pair[1]:
+        raise UsageError(
+            f'depth must be "clip", "uint16" or (low, high), the values that become 0 and 255; got {depth!r}',
+            hint="depth=(0, 4095) for 12 bits",
+        )
+    return pair
 
 
 def as_plain(value: Any) -> Any:

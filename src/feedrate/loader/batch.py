@@ -21,12 +21,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 
 from feedrate import kernel
-from feedrate.arrays import I64, U8, Flags
+from feedrate.arrays import I64, U8, Flags, Pixels
 from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.loader.arguments import Size
-from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_crops, decode_pixels
+from feedrate.loader.geometry import (
+    CropSampler,
+    Geometry,
+    Places,
+    check_depths,
+    decode_crops,
+    decode_pixels,
+)
 from feedrate.loader.options import Output, Wanted
 from feedrate.loader.pipeline import FeedStopped, Meter
 from feedrate.loader.values import Values, explain_status, move_boxes, read_field, to_torch
@@ -46,26 +53,29 @@ def choose_prefetch(batch_bytes: int, makers: int) -> int:
     return max(2, min(max(DEFAULT_PREFETCH, makers), PREFETCH_BYTES // max(1, batch_bytes)))
 
 
-class Ring:
-    """Lends uint8 arrays of up to `shape`; keeps at most `spare` free ones."""
+_BYTES = np.dtype(np.uint8)
 
-    def __init__(self, shape: tuple[int, ...], spare: int) -> None:
-        self.shape = shape
+
+class Ring:
+    """Lends arrays of up to `shape`, uint8 or uint16; keeps at most `spare` free ones."""
+
+    def __init__(self, shape: tuple[int, ...], spare: int, dtype: np.dtype[Any] = _BYTES) -> None:
+        self.shape, self.dtype = shape, dtype
         self.spare = spare
         self.made = 0  # buffers allocated so far
-        self._free: deque[U8] = deque()
+        self._free: deque[Any] = deque()
 
-    def lend(self, count: int) -> U8:
+    def lend(self, count: int) -> Pixels:
         """Return an array of shape (count, *shape[1:]) whose contents are arbitrary."""
         try:
             buffer = self._free.pop()
         except IndexError:
-            buffer = np.empty(math.prod(self.shape), np.uint8)
+            buffer = np.empty(math.prod(self.shape), self.dtype)
             self.made += 1
-        array: U8 = np.asarray(_Lease(buffer, self))
+        array: Pixels = np.asarray(_Lease(buffer, self))
         return array[: count * math.prod(self.shape[1:])].reshape(count, *self.shape[1:])
 
-    def take_back(self, buffer: U8) -> None:
+    def take_back(self, buffer: Pixels) -> None:
         # The user kept many batches and then dropped them: the memory goes back to the system.
         if len(self._free) < self.spare:
             self._free.append(buffer)
@@ -76,7 +86,7 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_buffer", "_ring")
 
-    def __init__(self, buffer: U8, ring: Ring) -> None:
+    def __init__(self, buffer: Pixels, ring: Ring) -> None:
         self._buffer = buffer
         self._ring = ring
         self.__array_interface__: dict[str, Any] = buffer.__array_interface__
@@ -212,10 +222,11 @@ class Assembler:
         assert draft.geometry is not None
         if not len(draft.places):
             return self._lend(wanted, 0)
-        geometry = draft.geometry
+        geometry = replace(draft.geometry, depth=wanted.depth)
         if wanted.filters is not None:
             geometry = replace(geometry, filters=wanted.filters)
         out, report = self._decode_field(wanted, wanted.field, draft.places, geometry)
+        check_depths(report, draft.places, wanted.field.name)
         self.meter.add_report(report)
         self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():
@@ -255,10 +266,11 @@ class Assembler:
         lend = partial(self._lend, wanted)
         return PackRequest(places, field, geometry, (height, width, channels), lend, self.pool)
 
-    def _lend(self, wanted: Wanted, count: int) -> U8:
+    def _lend(self, wanted: Wanted, count: int) -> Any:
         ring = self.rings[wanted.name]
-        special = self.lend((count, *ring.shape[1:])) if count else None
-        return ring.lend(count) if special is None else special
+        *sides, channels = ring.shape[1:]
+        special = self.lend((count, *sides, channels * ring.dtype.itemsize)) if count else None
+        return ring.lend(count) if special is None else special.view(ring.dtype)
 
     def _read_other(self, wanted: Wanted, draft: BatchInProgress) -> Any:
         places = draft.places

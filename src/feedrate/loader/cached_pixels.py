@@ -4,6 +4,7 @@
 Whole images are kept or, where an operation is not random, what it makes of them: rows of pixels, with the
 table of checksums that `pack --raw` stores too. The kernel reads the rows under the crop alone, and checks
 what it reads. Pixels are those that the pack itself would give, bit for bit; what might differ is not kept.
+With depth "uint16", gray of more than 8 bits is kept in its values, and all else in the 8 bits that it has.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedrate import kernel
-from feedrate.arrays import I32, I64, U8, Flags
+from feedrate.arrays import I32, I64, Flags, Pixels
 from feedrate.cache.limits import margin_of
 from feedrate.cache.results import CacheStats
 from feedrate.cache.store import SampleCache
@@ -27,6 +28,7 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.kernel import DAMAGED_BUT_DECODED, DecodeReport, Ranges, Status, pillow
+from feedrate.kernel.depth import Depth
 from feedrate.loader.arguments import Size
 from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 # A checksum each: memory is read fast, so blocks are larger than on a disk.
 BLOCK_BYTES = 32768
 LARGEST_BYTES = 256 << 20  # a larger image would take too much memory on its way to the cache
-BY_PILLOW = 1  # a mark: the kernel does not decode this kind of file
+# Marks: the kernel does not decode this kind of file; or its pixels have 16 bits, which it does not crop.
+BY_PILLOW, WIDE = 1, 2
 _SAMPLED = 256
 # Another try may find the bytes elsewhere: in the source of a scratch copy.
 _MAY_BE_BETTER_LATER = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH)
@@ -55,7 +58,7 @@ class Job:
     places: Places
     pixels: Field
     geometry: Geometry
-    out: U8
+    out: Pixels
     pool: kernel.Pool | None
     numbers: I64
     sides: Sides
@@ -68,12 +71,14 @@ class Job:
     def measure(self, i: int) -> int:
         """Return how many bytes a sample takes in the cache, if it has colours."""
         width, height, channels = int(self.sides[0][i]), int(self.sides[1][i]), int(self.out.shape[3])
+        # Of 16 bits there is one channel, so that three of 8 bits have room for it.
+        channels = max(channels, self.out.dtype.itemsize)
         return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
 
 
 def make_job(
-    places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None, *, numbers: I64,
-    keeps_results: bool,
+    places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None, *,
+    numbers: I64, keeps_results: bool,
 ) -> Job:  # fmt: skip
     if keeps_results:
         sides = np.full(len(numbers), out.shape[2]), np.full(len(numbers), out.shape[1])
@@ -99,7 +104,7 @@ def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]
     """Decode whole images and put them into the cache, while it has room; returns what must not go there."""
     numbers = job.numbers[at].tolist()
     refused = decode_whole(
-        job.places.take(at), job.pixels, job.out.shape[3], job.pool, tally,
+        job.places.take(at), job.pixels, job.out.shape[3], job.pool, tally, depth=job.geometry.depth,
         has_room=lambda i: store.has_room(job.measure(int(at[i]))),
         keep=lambda i, pixels, source_bytes, mark: _put(store, numbers[i], pixels, source_bytes, mark),
     )  # fmt: skip
@@ -108,7 +113,8 @@ def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]
 
 def decode_whole(
     places: Places, pixels: Field, channels: int, pool: kernel.Pool | None, tally: Tally, *,
-    has_room: Callable[[int], bool], keep: Callable[[int, U8, int, int], bool],
+    depth: Depth | None, has_room: Callable[[int], bool],
+    keep: Callable[[int, Pixels, int, int], bool],
 ) -> list[int]:  # fmt: skip
     """Decode whole images or masks, each in a thread of its own; return which of them must not be kept.
 
@@ -134,11 +140,18 @@ def decode_whole(
             if status:
                 refused.extend([] if status in _MAY_BE_BETTER_LATER else [i])
                 return
-        out = np.empty((1, height, width, channels), np.uint8)
-        report = kernel.decode_batch(
-            files, images.take(one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
-            entries=None if entries is None else entries.take(one), nearest=is_mask, raw=is_raw,
-        )  # fmt: skip
+
+        def make(channels: int, depth: Depth | None) -> tuple[Pixels, DecodeReport]:
+            out = np.empty((1, height, width, channels), np.uint16 if depth == "uint16" else np.uint8)
+            return out, kernel.decode_batch(
+                files, images.take(one), out, boxes=boxes[i : i + 1], flips=np.zeros(1, np.bool_),
+                entries=None if entries is None else entries.take(one), nearest=is_mask, raw=is_raw,
+                depth=depth,
+            )  # fmt: skip
+
+        out, report = make(channels, None if depth == "uint16" else depth)
+        if depth == "uint16" and report.statuses[0] == Status.TOO_DEEP:
+            out, report = make(1, depth)
         if report.statuses[0] in _MAY_BE_BETTER_LATER:
             return
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
@@ -153,7 +166,7 @@ def decode_whole(
 
 def keep_results(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]:
     """Make what the operation makes of images, not yet mirrored, and put it into the cache."""
-    pixels = np.empty((len(at), *job.out.shape[1:]), np.uint8)
+    pixels = np.empty((len(at), *job.out.shape[1:]), job.out.dtype)
     geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
     part = job.places.take(at)
     report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
@@ -169,13 +182,15 @@ def keep_results(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[in
     return refused
 
 
-def _put(store: SampleCache, number: int, pixels: U8, source_bytes: int, mark: int) -> bool:
+def _put(store: SampleCache, number: int, pixels: Pixels, source_bytes: int, mark: int) -> bool:
     rows = without_colour(pixels)
+    if rows.dtype == np.uint16:
+        return store.put(number, rows.reshape(-1), source_bytes=source_bytes, mark=WIDE)
     table = dump_bare_table(rows, BLOCK_BYTES)
     return store.put(number, table, rows.reshape(-1), source_bytes=source_bytes, mark=mark)
 
 
-def without_colour(pixels: U8) -> U8:
+def without_colour(pixels: Pixels) -> Pixels:
     """Return H x W of an image that holds no colours, and of a mask: a third of the room; else all of it."""
     if pixels.shape[2] == 1:
         return pixels[..., 0]
@@ -213,7 +228,8 @@ class CachedPixels:
         self._slots = {slot: number for number, slot in enumerate(slots)}
         what = f"{image!r} of" if self._keeps_results else "whole"
         gray = " L" if any(w.mode == "L" for w in wanted) else ""
-        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}{gray}"
+        depths = "".join(f" {depth}" for depth in {w.depth for w in wanted} if depth is not None)
+        key = f"{VERSION} {fingerprint(pack.manifest)} {what} {slots}{gray}{depths}"
         self._store: SampleCache = cache.open_store(
             key, len(self._slots) * len(pack), _count_bytes_to_keep(pack)
         )
@@ -228,7 +244,7 @@ class CachedPixels:
             self._hits, self._misses = [0] * len(self._store.tiers), 0
 
     def decode(
-        self, places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
+        self, places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None
     ) -> DecodeReport:
         """Decode an image or mask field into `out`: as `decode_pixels` does, from the cache where it can."""
         wanted: _Slot = (pixels.name, None)
@@ -300,19 +316,21 @@ class CachedPixels:
                 whole_batch[1][left], whole_batch[2][left] = ranges.offset, ranges.length
             crc32c[left] = 0 if images.crc32c is None else images.crc32c
             boxes[left] = job.geometry.take(left).boxes_on(job.pixels, part.rows)
-        filters = job.geometry.filter_each()
+        filters, wide = job.geometry.filter_each(), found & (rows["mark"] == WIDE)
+        boxes[wide] = 0
         report = kernel.decode_batch(
             self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
             flips=job.geometry.flips, filters=filters, entries=Ranges(tables[0], tables[1], tables[2]),
-            raw=found, pool=job.pool,
+            raw=found, depth=job.geometry.depth, pool=job.pool,
         )  # fmt: skip
-        failed = np.flatnonzero(found & (report.statuses != 0))
+        failed = np.flatnonzero(found & ~wide & (report.statuses != 0))
         for i in failed.tolist():
             if report.statuses[i] in _BAD_BYTES:
                 self._discard(rows[i])
         if left.size and part.pack.turn_to_source(name, part.rows, part.positions, report.statuses[left]):
             failed = np.union1d(failed, left[report.statuses[left] != 0])
-        tally.add(report, failed)
+        tally.add(report, np.union1d(failed, np.flatnonzero(wide)))
+        failed = np.union1d(failed, self._crop_by_pillow(job, replace(located, found=wide)))
         if not pillow.resizes_as_kernel():
             by_pillow = found & (rows["mark"] == BY_PILLOW)
             failed = np.union1d(failed, self._crop_by_pillow(job, replace(located, found=by_pillow)))
@@ -330,7 +348,8 @@ class CachedPixels:
             if data is None or not (0 <= left < right <= width and 0 <= top < bottom <= height):
                 failed.append(i)
                 return
-            pixels = np.frombuffer(data, np.uint8, offset=int(located.rows["head"][i]))
+            dtype = np.uint16 if located.rows["mark"][i] == WIDE else np.uint8
+            pixels = np.frombuffer(data, dtype, offset=int(located.rows["head"][i]))
             shape = (height, width) if len(pixels) == height * width else (height, width, 3)
             filter_ = None if job.is_mask else int(filters[i])
             cropped = pillow.crop_rows(pixels.reshape(shape), box, job.out.shape[1:], filter_)
@@ -342,7 +361,7 @@ class CachedPixels:
         return np.array(sorted(failed), np.int64)
 
     def _decode_from_pack(self, job: Job, at: I64, tally: Tally) -> None:
-        out = np.empty((len(at), *job.out.shape[1:]), np.uint8)
+        out = np.empty((len(at), *job.out.shape[1:]), job.out.dtype)
         geometry = job.geometry.take(at)
         tally.add(decode_pixels(job.places.take(at), job.pixels, geometry, out, job.pool), at=at)
         job.out[at] = out

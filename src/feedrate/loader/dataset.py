@@ -7,6 +7,7 @@ import operator
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +16,25 @@ from feedrate.arrays import I64, U8
 from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
+from feedrate.kernel.depth import Depth
 from feedrate.loader import options as asked
-from feedrate.loader.arguments import Size, check_choice, check_functions, check_whole, options_by_name
-from feedrate.loader.geometry import CropSampler, Geometry, Places, check_size, decode_crops, decode_pixels
+from feedrate.loader.arguments import (
+    Size,
+    check_choice,
+    check_depth,
+    check_functions,
+    check_whole,
+    options_by_name,
+)
+from feedrate.loader.geometry import (
+    CropSampler,
+    Geometry,
+    Places,
+    check_depths,
+    check_size,
+    decode_crops,
+    decode_pixels,
+)
 from feedrate.loader.image import ImageOp, Resize, View
 from feedrate.loader.options import Mode, Wanted
 from feedrate.loader.order import find_parts, find_split, members, tell_parts
@@ -47,6 +64,8 @@ class Dataset:
         split: a part of the samples, as `Loader` takes it: positions then count its samples alone.
         output: images as "pil" (what torchvision's transforms expect), "numpy" (H,W,C) or "torch" (C,H,W).
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        depth: what becomes of gray of more than 8 bits, as `Loader` takes it; output="pil" has no three
+            channels of "uint16", so that mode="L" belongs to it.
         allow_addresses: where files may be that the pack names, as `Loader` takes it.
     """
 
@@ -64,6 +83,7 @@ class Dataset:
         output: Output = "pil",
         split: str | tuple[float, float] | None = None,
         mode: Mode = "RGB",
+        depth: Depth | None = None,
         allow_addresses: str | Sequence[str] = (),
     ) -> None:
         asked.check_pack(pack)
@@ -74,14 +94,21 @@ class Dataset:
         check_whole("seed", seed, least=0, optional=True)
         check_functions(transform=transform, target_transform=target_transform)
         check_choice("output", output, "pil", "numpy", "torch")
+        depth = check_depth(depth)
+        if depth == "uint16" and output == "pil" and mode == "RGB":
+            raise UsageError(
+                'depth="uint16": output="pil" has no images with three channels of 16 bits; add mode="L", or '
+                'output="numpy" or "torch"'
+            )
         if output == "torch":
-            choose_output("torch")
+            choose_output("torch", depth)
         self.path = os.fspath(pack)
         self.transform, self.target_transform = transform, target_transform
         self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
         if split is not None and not isinstance(split, str):
             asked.check_split(split)
-        self._split, self._mode, self._allow_addresses = split, mode, allow_addresses
+        self._split, self._mode, self._depth = split, mode, depth
+        self._allow_addresses = allow_addresses
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
@@ -92,7 +119,9 @@ class Dataset:
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
             pack = open_pack(self.path, allow_addresses=self._allow_addresses)
-            opened = _Opened(pack, self._fields, self._image, self._flip, self._split, self._mode)
+            opened = _Opened(
+                pack, self._fields, self._image, self._flip, self._split, self._mode, self._depth
+            )
             if self._members is not None and opened.subset.identity() != self._members:
                 raise UsageError(
                     f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
@@ -189,6 +218,7 @@ class _Opened:
         flip: bool | float,
         split: str | tuple[float, float] | None,
         mode: Mode,
+        depth: Depth | None,
     ) -> None:
         self.process = os.getpid()
         self.pack = pack
@@ -197,7 +227,8 @@ class _Opened:
             if isinstance(name, View):
                 raise UsageError("Dataset has no views; use Loader, or resize in the transform")
         # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
-        self.wanted = asked.resolve_fields(self.pack, fields, Resize(1) if image is None else image, mode)
+        some = Resize(1) if image is None else image
+        self.wanted = asked.resolve_fields(self.pack, fields, some, mode, depth)
         reference = asked.find_reference(self.pack, image, flip)
         self.reference = reference
         self.label_name = "label" if self.pack.manifest.field("label") else "labels"
@@ -271,7 +302,7 @@ class _Opened:
         for (height, width), at in self._find_sizes(wanted, places, geometry).items():
             # One call takes as long as a small image does. A sample has its own memory all the same: whoever
             # keeps one of them must not keep them all.
-            is_small = height * width * wanted.channels <= _TOGETHER_BYTES
+            is_small = height * width * wanted.channels * wanted.dtype.itemsize <= _TOGETHER_BYTES
             for some in [at] if is_small else [[i] for i in at]:
                 is_all = len(some) == len(places)
                 drawn = geometry if is_all else geometry.take(np.array(some))
@@ -297,9 +328,11 @@ class _Opened:
 
     def _decode_alike(self, wanted: Wanted, places: Places, geometry: Geometry, size: Size) -> U8:
         assert wanted.field is not None
-        out = np.empty((len(places), *size, wanted.channels), np.uint8)
+        out = np.empty((len(places), *size, wanted.channels), wanted.dtype)
+        geometry = replace(geometry, depth=wanted.depth)
         # No pool: a DataLoader's workers are the parallelism here.
         report = decode_crops(decode_pixels, self.image, places, wanted.field, geometry, out, None)
+        check_depths(report, places, wanted.field.name)
         if report.statuses.any():
             i = int(np.flatnonzero(report.statuses)[0])
             raise self._describe(

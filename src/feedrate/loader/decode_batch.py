@@ -28,7 +28,8 @@ from feedrate.format.fields import Kind
 from feedrate.kernel import Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
-from feedrate.loader.arguments import Size, check_choice, check_size, options_by_name
+from feedrate.kernel.depth import Depth
+from feedrate.loader.arguments import Size, check_choice, check_depth, check_size, options_by_name
 from feedrate.loader.device.gpu_decode import (
     MOST_READ_BYTES,
     NO_ENTRIES,
@@ -56,6 +57,7 @@ class Wanted(NamedTuple):
         has_boxes: there are crops; else the boxes are zero, and those of whole images are wanted.
         size: height and width.
         entries: one per image; None: none at all.
+        depth: what becomes of gray of more than 8 bits.
     """
 
     images: Sequence[Source]
@@ -63,11 +65,13 @@ class Wanted(NamedTuple):
     has_boxes: bool
     size: Size
     entries: Sequence[bytes | None] | None
+    depth: Depth | None
 
 
 def check_wanted(
-    images: Any, crops: Any, size: Any, flips: Any, interpolation: Any, entries: Any, image_index: Any
-) -> Wanted:
+    images: Any, crops: Any, size: Any, flips: Any, interpolation: Any, entries: Any, image_index: Any,
+    depth: Any = None,
+) -> Wanted:  # fmt: skip
     """Return the arguments in their final form.
 
     Raises:
@@ -88,7 +92,15 @@ def check_wanted(
         crops is not None,
         (height, width),
         _check_entries(entries, len(images)),
+        _check_depth(depth),
     )
+
+
+def _check_depth(depth: Any) -> Depth | None:
+    checked = check_depth(depth)
+    if checked == "uint16":
+        raise UsageError('decode_batch gives 8 bits, and depth="uint16" is for feedrate.decode and Loader')
+    return checked
 
 
 def parse_device(device: Any) -> Any:
@@ -242,6 +254,7 @@ def decode_batch(
     interpolation: Filter = "bilinear",
     entries: Sequence[bytes | None] | None = None,
     image_index: Sequence[int] | None = None,
+    depth: Depth | None = None,
     device: Any = "cuda",
     on_error: Literal["raise", "status"] = "raise",
 ) -> Any:
@@ -266,6 +279,9 @@ def decode_batch(
             a GPU needs them, so that they are found first, by a pass of the CPU over the file.
         image_index: for each crop the number of its image, from 0; an image of several crops is decoded once.
             `crops` and `flips` are then as long as this. None: one crop per image.
+        depth: what becomes of gray of more than 8 bits, which is an error without it, whatever `on_error`
+            says: "clip" cuts at 255, as Pillow's `convert("L")` does; (low, high): that range becomes 0 to
+            255.
         device: "cuda", "cuda:1", a torch.device, or "cpu".
         on_error: "raise": an image that cannot be decoded is an error. "status": return `(pixels, statuses)`;
             each status has a `status` and a `reason`, and the pixels of those that are not "ok" are zero.
@@ -278,7 +294,7 @@ def decode_batch(
         GpuError: nothing can be decoded on that GPU; the message says why.
     """
     check_choice("on_error", on_error, "raise", "status")
-    wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index)
+    wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index, depth)
     place = parse_device(device)
     opened = None if place is None else _open(place)
     sources = _read(wanted, is_for_gpu=opened is not None, raises=on_error == "raise")
@@ -289,12 +305,11 @@ def decode_batch(
         _decode_here(wanted, sources) if opened is None else _decode_there(opened, wanted, sources)
     )
     found = [_say(i, report, wanted, sources) for i in range(len(report.statuses))]
-    if on_error == "status":
-        return pixels, found
     for i, one in enumerate(found):
-        if one.status != "ok":
+        is_too_deep = report.statuses[i] == Status.TOO_DEEP  # a setting is missing, and no image is bad
+        if one.status != "ok" and (is_too_deep or on_error == "raise"):
             raise _make_error(i, one, wanted, sources)
-    return pixels
+    return (pixels, found) if on_error == "status" else pixels
 
 
 @dataclass(slots=True)
@@ -358,7 +373,7 @@ def _measure(data: bytes) -> tuple[int, int]:
 def _decode_here(wanted: Wanted, sources: _Sources) -> tuple[Any, DecodeReport]:
     crops = wanted.crops._replace(boxes=sources.boxes)
     out = np.empty((len(crops.image), *wanted.size, 3), np.uint8)
-    report = kernel.decode_crops(sources.data, sources.entries, crops, out, _find_pool())
+    report = kernel.decode_crops(sources.data, sources.entries, crops, out, _find_pool(), wanted.depth)
     return (to_torch(out, Kind.IMAGE) if choose_output(None) == "torch" else out), report
 
 
@@ -376,7 +391,7 @@ def _decode_there(
         return pinned
 
     with torch.cuda.device(placement.device):
-        request = _Request(sources, crops, size, lend, _find_pool())
+        request = _Request(sources, crops, size, lend, _find_pool(), wanted.depth)
         parts = list(_split([len(one) for one in sources.data], crops.image))
         if len(parts) == 1:
             pixels, report = decoder.decode(request, in_turns=True)
@@ -427,6 +442,7 @@ class _Request:
     size: tuple[int, int, int]
     lend: Callable[[int], U8]
     pool: kernel.Pool
+    depth: Depth | None = None
 
     def __len__(self) -> int:
         return len(self.crops.image)
@@ -455,7 +471,10 @@ class _Request:
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
         out = self.lend(len(at))
         sources = self.sources
-        return out, kernel.decode_crops(sources.data, sources.entries, self.crops.take(at), out, self.pool)
+        report = kernel.decode_crops(
+            sources.data, sources.entries, self.crops.take(at), out, self.pool, self.depth
+        )
+        return out, report
 
 
 def _join(parts: Sequence[bytes]) -> tuple[U8, I64]:

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from feedrate import kernel
-from feedrate.arrays import F64, I32, I64, U8, Flags
+from feedrate.arrays import F64, I32, I64, U8, Flags, Pixels
 from feedrate.draws import Purpose, draw_uniforms, make_key
+from feedrate.errors import UsageError
 from feedrate.filters import BILINEAR, find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
-from feedrate.kernel import DecodeReport, pillow
+from feedrate.kernel import DecodeReport, Status, pillow
+from feedrate.kernel.depth import WIDEN, Depth
 from feedrate.loader.arguments import Size
 from feedrate.loader.image import ImageOp, RandomCrop, Resize, scale_boxes, scale_edges, whole
 
@@ -74,6 +76,7 @@ class Geometry:
     """Crop boxes on the reference field, flips, and the samples that the operation refuses.
 
     `filters`: by Pillow's numbers; of several, `choices` (from 0 to 1) says which one each sample gets.
+    `depth`: what becomes of gray of more than 8 bits.
     """
 
     boxes: I32
@@ -82,6 +85,7 @@ class Geometry:
     refused: dict[int, str] = field(default_factory=dict)
     filters: tuple[int, ...] = (BILINEAR,)
     choices: F64 | None = None
+    depth: Depth | None = None
 
     def filter_each(self) -> U8:
         """Return the filter of each sample."""
@@ -95,7 +99,7 @@ class Geometry:
         """Return the draws of some of the samples, without what is refused."""
         choices = None if self.choices is None else self.choices[at]
         sides = self.sides[0][at], self.sides[1][at]
-        return Geometry(self.boxes[at], self.flips[at], sides, {}, self.filters, choices)
+        return Geometry(self.boxes[at], self.flips[at], sides, {}, self.filters, choices, self.depth)
 
     def boxes_on(self, target: Field, rows: Rows) -> I32:
         """Return the same part of another field, in that field's own pixels."""
@@ -197,7 +201,7 @@ class Places:
 
 
 def decode_pixels(
-    places: Places, pixels: Field, geometry: Geometry, out: U8, pool: kernel.Pool | None
+    places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None
 ) -> kernel.DecodeReport:
     """Decode an image or mask field into `out`."""
     pack, rows, positions = places.pack, places.rows, places.positions
@@ -207,10 +211,24 @@ def decode_pixels(
         files, images, entries = pack.find_values(pixels.name, rows, positions, with_entries=is_image)
         report = kernel.decode_batch(
             files, images, out, boxes=boxes, flips=geometry.flips, filters=geometry.filter_each(),
-            entries=entries, nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW, pool=pool,
+            entries=entries, nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW,
+            depth=geometry.depth, pool=pool,
         )  # fmt: skip
         if not pack.turn_to_source(pixels.name, rows, positions, report.statuses):
             return report
+
+
+def check_depths(report: DecodeReport, places: Places, field: str) -> None:
+    """Look whether the depth that a loader was given says what to make of all of its images.
+
+    Raises:
+        UsageError: it does not. A setting is missing then, and no sample is bad, so that none is skipped.
+    """
+    found = np.flatnonzero(report.statuses == Status.TOO_DEEP)
+    if found.size:
+        i = int(found[0])
+        position, reason = int(places.positions[i]), report.reasons[i]
+        raise UsageError(places.pack.describe_bad(position, field, places.rows[i], reason).message)
 
 
 def check_size(place: Places, pixels: Field, size: Size, *, always: bool = False) -> str | None:
@@ -231,7 +249,7 @@ def check_size(place: Places, pixels: Field, size: Size, *, always: bool = False
             return reason if status else None
 
 
-Decode = Callable[[Places, Field, Geometry, U8, "kernel.Pool | None"], DecodeReport]
+Decode = Callable[[Places, Field, Geometry, Pixels, "kernel.Pool | None"], DecodeReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +288,7 @@ class _Axis:
 
 
 def decode_crops(
-    decode: Decode, operation: object, places: Places, pixels: Field, geometry: Geometry, out: U8,
+    decode: Decode, operation: object, places: Places, pixels: Field, geometry: Geometry, out: Pixels,
     pool: kernel.Pool | None,
 ) -> DecodeReport:  # fmt: skip
     """Decode a field into `out` with `decode`; with padding, also what is outside of the images."""
@@ -293,7 +311,7 @@ def decode_crops(
     tally = Tally(count)
     for height, width in np.unique(sizes, axis=0).tolist():
         at = np.flatnonzero((sizes == (height, width)).all(axis=1))
-        made = np.empty((len(at), height, width, channels), np.uint8)
+        made = np.empty((len(at), height, width, channels), out.dtype)
         part = places.take(at)
         report = decode(part, pixels, inside.take(at), made, pool)
         tally.add(report, at=at)
@@ -303,8 +321,8 @@ def decode_crops(
 
 
 def _fill(
-    crop: U8, decoded: U8, i: int, geometry: Geometry, across: _Axis, down: _Axis, operation: RandomCrop,
-    pixels: Field,
+    crop: Pixels, decoded: Pixels, i: int, geometry: Geometry, across: _Axis, down: _Axis,
+    operation: RandomCrop, pixels: Field,
 ) -> None:  # fmt: skip
     """Make a crop of what was decoded for it."""
     if geometry.flips[i]:  # so is what was decoded
@@ -313,7 +331,8 @@ def _fill(
     mode = operation.padding_mode
     if mode == "constant":
         (to_x, from_x), (to_y, from_y) = across.part(i, width), down.part(i, height)
-        crop[...] = 0 if pixels.kind is Kind.MASK else operation.fill
+        fill = 0 if pixels.kind is Kind.MASK else operation.fill
+        crop[...] = fill if crop.dtype == np.uint8 else fill * WIDEN
         crop[to_y, to_x] = decoded[from_y, from_x]
     else:
         rows = decoded.take(down.sources(i, height, mode), axis=0)

@@ -17,10 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.arrays import F64, I32, I64, U8
+from feedrate.arrays import F64, I32, I64, U8, U16
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, Interpolation, check_filter, check_interpolation
-from feedrate.loader.arguments import Size, check_choice, check_pair, check_size, is_whole, options_by_name
+from feedrate.kernel.depth import Depth
+from feedrate.loader.arguments import (
+    Size,
+    check_choice,
+    check_depth,
+    check_pair,
+    check_size,
+    is_whole,
+    options_by_name,
+)
 
 _TRIES = 10
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -379,7 +388,8 @@ def decode(
     mode: str = "RGB",
     flip: bool = False,
     interpolation: Filter = "bilinear",
-) -> U8:
+    depth: Depth | None = None,
+) -> U8 | U16:
     """Decode an image to uint8 pixels of shape height, width, channels.
 
     Args:
@@ -390,12 +400,16 @@ def decode(
         flip: mirror left to right.
         interpolation: the filter of the resize: "bilinear", "bicubic", "lanczos", "box", "hamming" or
             "nearest".
+        depth: what becomes of gray of more than 8 bits, which is an error without it: "clip" cuts at 255, as
+            Pillow's `convert("L")` does; "uint16": pixels are uint16, values as they are, and those of images
+            with 8 bits times 257; (low, high): that range becomes 0 to 255.
 
     Raises:
         NotFound: there is no such file.
         UsageError: it is not an image that can be decoded, or the arguments make no sense.
     """
     check_choice("mode", mode, "RGB", "L")
+    depth = check_depth(depth)
     if crop is not None:
         crop = _check_crop(crop)
     if size is not None:
@@ -404,7 +418,9 @@ def decode(
     filter_ = FILTERS[check_filter(interpolation, "decode")]
     name, data = read_source(source)
     try:
-        return kernel.decode_one(data, box=crop, size=size, flip=bool(flip), mode=mode, filter_=filter_)
+        return kernel.decode_one(
+            data, box=crop, size=size, flip=bool(flip), mode=mode, filter_=filter_, depth=depth
+        )
     except (ValueError, OSError) as error:
         raise UsageError(f"{name} cannot be decoded: {error}") from error
 

@@ -95,13 +95,17 @@ class Loader:
         output: "torch" or "numpy"; None: torch where it is installed.
         device: "cuda", "cuda:1", a number, a torch.device, "mps" or "cpu": batches arrive there, copied while
             the one before is trained on; "cuda" is the device that is current when an iteration begins.
-        dtype: torch.float32, torch.float16 or torch.bfloat16: images come in it, from 0 to 1; None: uint8.
+        dtype: torch.float32, torch.float16 or torch.bfloat16: images come in it, from 0 to 1; None: uint8, or
+            uint16 where `depth` says so.
         normalize: (mean, std), each with a number per channel in units of 0 to 1, or "imagenet"; images then
             come as float32 unless `dtype` says otherwise.
         on_device: what else is done to images where they arrive: a list of `ColorJitter`, `Grayscale`,
             `GaussianBlur`, `Solarize` and functions on the batch of images, then `RandomErasing`, then
             `MixUp` and `CutMix`, which give soft labels.
         mode: "RGB", or "L": images with one channel, as Pillow's `convert("L")` makes it of the colours.
+        depth: what becomes of gray of more than 8 bits, which is an error without it: "clip" cuts at 255, as
+            Pillow's `convert("L")` does; "uint16": images come as uint16, values as they are, and those of 8
+            bits times 257; (low, high): that range becomes 0 to 255. Colours of 16 bits keep their high byte.
         decode: with device="cuda", where images are decoded: "cpu", "gpu", or "auto": on the GPU as much as
             the loop gains from. Pixels are the same; `stats()` tells.
         allow_addresses: hosts, ["s3://bucket"], where files may be that the pack names: it needs them for a
@@ -127,7 +131,9 @@ class Loader:
     def _prepare(self, opened: Pack) -> None:
         """Check what was asked for against the pack."""
         options = self._options
-        self._wanted = checks.resolve_fields(opened, options.fields, options.image, options.mode)
+        self._wanted = checks.resolve_fields(
+            opened, options.fields, options.image, options.mode, options.depth
+        )
         if options.image is None:
             checks.check_shapes(opened, self._wanted, options.batch_size)
         reference = checks.find_reference(opened, options.image, options.flip)
@@ -145,14 +151,15 @@ class Loader:
             orders.tell_parts(opened.name, parts)
         self._order = orders.choose_order(opened, options, self._subset)
         self._fingerprint = orders.fingerprint(opened.manifest)
-        self._output = choose_output(options.output)
+        self._output = choose_output(options.output, options.depth)
         self._device = check_device(options.device, self._output)
         self._finish = check_finish(options, self._wanted, opened, self._output)
         self.ranks = Ranks(options.given_rank)
         rank = self.ranks.look()
         self._threads = options.threads or count_rank_cores(rank[1])
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self._wanted if w.out_size)
-        wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else 1
+        wide = max(w.dtype.itemsize for w in self._wanted)
+        wide = self._finish.dtype.itemsize if self._finish is not None and self._finish.dtype else wide
         self._is_sent = self._device is not None and self._device.type == "cuda"
         self._is_padded = isinstance(options.image, RandomCrop) and options.image.is_padded
         self._cpu_reason = self._explain_cpu()
@@ -182,6 +189,7 @@ class Loader:
             has_functions=self.has_functions,
             has_cache=self._cache is not None and bool(self._cache.tiers),
             is_padded=self._is_padded,
+            is_wide=options.depth == "uint16",
             fields=[w.field for w in self._wanted if w.field is not None],
         )
         if reason is not None and options.decode == "gpu":
@@ -201,7 +209,10 @@ class Loader:
         from feedrate.loader.device.gpu_decode import explain_host
 
         names = {w.field.name for w in self._wanted if w.field is not None and w.field.kind is Kind.IMAGE}
-        reason = explain_host(has_functions=self.has_functions, is_padded=self._is_padded)
+        reason = explain_host(
+            has_functions=self.has_functions, is_padded=self._is_padded,
+            is_wide=self._options.depth == "uint16",
+        )  # fmt: skip
         if reason is None and not names:
             reason = "no field of images is asked for"
         if reason is not None:
@@ -225,6 +236,7 @@ class Loader:
                 # Two: the last batch of some ranks when the others hold one.
                 (max(2, self._options.batch_size), *w.out_size, w.channels),
                 self._prefetch + 2,
+                w.dtype,
             )
             for w in self._wanted
             if w.field is not None and w.out_size is not None

@@ -19,7 +19,8 @@ from feedrate.filters import find_filters
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import pillow
-from feedrate.loader.arguments import Size, check_choice, check_functions, check_whole
+from feedrate.kernel.depth import Depth
+from feedrate.loader.arguments import Size, check_choice, check_depth, check_functions, check_whole
 from feedrate.loader.cache import Cache
 from feedrate.loader.geometry import Places, check_size
 from feedrate.loader.image import ImageOp, View
@@ -59,6 +60,7 @@ class Options:
     output: Output | None = None
     scratch: str | os.PathLike[str] | None = None
     mode: Mode = "RGB"
+    depth: Depth | None = None
     device: Any = None
     dtype: Any = None
     normalize: Any = None
@@ -76,6 +78,7 @@ class Options:
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 raise UsageError(f"{name} must be True or False, got {getattr(self, name)!r}")
         check_image(self.image, self.flip, self.mode)
+        object.__setattr__(self, "depth", check_depth(self.depth))
         self._check_ranks()
         self._check_order()
         check_functions(transform=self.transform, collate=self.collate)
@@ -135,15 +138,23 @@ class Wanted:
     out_size: Size | None = None
     mode: Mode = "RGB"
     filters: tuple[int, ...] | None = None  # of a view; None: those of the image operation
+    depth: Depth | None = None
 
     @property
     def channels(self) -> int:
         return 3 if self.mode == "RGB" and self.field is not None and self.field.kind is Kind.IMAGE else 1
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What pixels are; masks have 8 bits in any case."""
+        is_image = self.field is not None and self.field.kind is Kind.IMAGE
+        return np.dtype(np.uint16 if is_image and self.depth == "uint16" else np.uint8)
+
 
 def resolve_fields(
-    pack: Pack, names: Sequence[str | View] | None, image: ImageOp | None, mode: Mode = "RGB"
-) -> tuple[Wanted, ...]:
+    pack: Pack, names: Sequence[str | View] | None, image: ImageOp | None, mode: Mode = "RGB",
+    depth: Depth | None = None,
+) -> tuple[Wanted, ...]:  # fmt: skip
     """Return what each batch is made of.
 
     Raises:
@@ -155,7 +166,7 @@ def resolve_fields(
         names = [name for name in ("image", label) if name in have] or have
     if isinstance(names, (str, View)) or not len(names):
         raise UsageError(f'fields must be a tuple of names such as ("image", "label"), got {names!r}')
-    wanted = tuple(replace(_resolve(pack, name, image), mode=mode) for name in names)
+    wanted = tuple(replace(_resolve(pack, name, image), mode=mode, depth=depth) for name in names)
     for name in [w.name for w in wanted]:
         if sum(w.name == name for w in wanted) > 1:
             raise UsageError(

@@ -517,6 +517,7 @@ def dump_state(
         "order": order.kind,
         "detail": order.identity(),
         "split": split.identity(),
+        "depth": list(options.depth) if isinstance(options.depth, tuple) else options.depth,
         "epoch": epoch,
         "samples": samples,
         "skipped": skipped,
@@ -529,7 +530,8 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int,
     Raises:
         UsageError: it does not fit.
     """
-    needed = [name for name in mine if name != "skipped"]  # states of earlier versions do not have it
+    # States of earlier versions do not have these.
+    needed = [name for name in mine if name not in ("skipped", "depth")]
     missing = [name for name in needed if name not in state] if isinstance(state, Mapping) else needed
     if missing:
         raise UsageError(f"this is not the state of a feedrate Loader: it lacks {', '.join(missing)}")
@@ -538,6 +540,9 @@ def check_state(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int,
     for name, words in _WORDS.items():
         if state[name] != mine[name]:
             raise UsageError(f"the state {words}: {state[name]!r} there, {mine[name]!r} here")
+    depth = state.get("depth")  # None: no image has asked for one until then
+    if depth is not None and depth != mine["depth"]:
+        raise UsageError(f"the state has another depth: {depth!r} there, {mine['depth']!r} here")
     epoch, samples, skipped = state["epoch"], state["samples"], state.get("skipped", 0)
     if not all(isinstance(value, int) and value >= 0 for value in (epoch, samples, skipped)):
         raise UsageError(f"the state is damaged: epoch {epoch!r}, samples {samples!r}, skipped {skipped!r}")

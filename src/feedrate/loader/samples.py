@@ -15,7 +15,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -154,7 +154,7 @@ def open_files(
         def decode(chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None) -> DecodeReport:
             return kernel.decode_batch(
                 files, images.take(chosen), out, boxes=geometry.boxes, flips=geometry.flips,
-                filters=geometry.filter_each(), entries=places.take(chosen), pool=pool,
+                filters=geometry.filter_each(), entries=places.take(chosen), depth="clip", pool=pool,
             )  # fmt: skip
 
         try:
@@ -201,7 +201,8 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
     names = tuple(printable(path) for path in pack.texts("image.path", positions))
 
     def decode(chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None) -> DecodeReport:
-        return decode_pixels(Places(pack, rows[chosen], positions[chosen]), stored, geometry, out, pool)
+        places = Places(pack, rows[chosen], positions[chosen])
+        return decode_pixels(places, stored, replace(geometry, depth="clip"), out, pool)
 
     files, images, _ = pack.find_values(IMAGE.name, rows, positions)
     yield Samples(names, rows, files, images, decode)

@@ -18,11 +18,12 @@ import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.arrays import F32, I32, I64, U8
-from feedrate.errors import MissingExtra
+from feedrate.errors import MissingExtra, UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.format.raw import read_npy
 from feedrate.kernel import Status
+from feedrate.kernel.depth import Depth
 from feedrate.loader.arguments import Size
 from feedrate.loader.options import Output
 
@@ -146,8 +147,13 @@ def move_boxes(boxes: F32, crop: I32, size: Size, flip: bool) -> F32:
     return left_over
 
 
-def choose_output(output: Output | None) -> Output:
-    """Return what batches are made of: as asked, else torch where it is installed."""
+def choose_output(output: Output | None, depth: Depth | None = None) -> Output:
+    """Return what batches are made of: as asked, else torch where it is installed.
+
+    Raises:
+        MissingExtra: torch was asked for, and is not there.
+        UsageError: it has no numbers for that depth.
+    """
     is_there = "torch" in sys.modules or importlib.util.find_spec("torch") is not None
     if output == "torch" and not is_there:
         raise MissingExtra(
@@ -156,8 +162,13 @@ def choose_output(output: Output | None) -> Output:
     if output == "numpy" or not is_there:
         return "numpy"
     # Here, in the user's thread: later, its seconds would look like a slow first batch.
-    import torch  # noqa: F401
+    import torch
 
+    if depth == "uint16" and not hasattr(torch, "uint16"):
+        raise UsageError(
+            f'depth="uint16": torch {torch.__version__} has no uint16, which came with 2.3',
+            hint='install a newer torch, or take output="numpy"',
+        )
     return "torch"
 
 

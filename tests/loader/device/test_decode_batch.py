@@ -233,7 +233,7 @@ def test_the_cpu_decodes_a_shared_image_once(data: bytes, monkeypatch: pytest.Mo
     decoded: list[str] = []
     alone, whole = kernel.decoding._decode_alone, pillow.decode_whole
     monkeypatch.setattr(kernel.decoding, "_decode_alone", lambda *a: decoded.append("alone") or alone(*a))
-    monkeypatch.setattr(pillow, "decode_whole", lambda one: decoded.append("whole") or whole(one))
+    monkeypatch.setattr(pillow, "decode_whole", lambda *a: decoded.append("whole") or whole(*a))
     boxes = [(0, 0, 60, 60), (10, 4, 64, 64), (1, 1, 80, 50)]
     got = decode_batch([data], boxes, 16, image_index=[0, 0, 0], device="cpu")
     assert decoded == ([] if data is JPEG else ["whole"])

@@ -140,7 +140,7 @@ class Finish:
             arrays = _send_arrays(plan.arrays, send)
             values = list(data)
             for at in self.places:
-                rows = self._run_colours(data[at], plan, arrays)
+                rows = self._run_colours(_from_16_bits(data[at]), plan, arrays)
                 for step in [*plan.erasing, *plan.mixing]:
                     rows = step.apply(rows, arrays)
                 values[at] = _from_rows(rows, self.channels)
@@ -196,9 +196,11 @@ class Finish:
         """Return what a batch takes when it is finished."""
         import torch
 
-        wide = 1 if self.dtype is None else self.dtype.itemsize
         tensors = [(at, one) for at, one in enumerate(data) if isinstance(one, torch.Tensor)]
-        return sum(one.nbytes * (wide if at in self.places else 1) for at, one in tensors)
+        return sum(
+            one.nbytes if self.dtype is None or at not in self.places else one.numel() * self.dtype.itemsize
+            for at, one in tensors
+        )
 
 
 class _Step(NamedTuple):
@@ -253,6 +255,15 @@ def _send_arrays(arrays: Sequence[Array], send: Callable[[Any], Any]) -> list[An
         sent[start : start + array.nbytes].view(types[array.dtype.kind]).reshape(array.shape)
         for start, array in zip(starts.tolist(), arrays, strict=False)
     ]
+
+
+def _from_16_bits(images: Any) -> Any:
+    """Return images of 16 bits as floats from 0 to 1: torch computes with no others; all else as it is."""
+    import torch
+
+    if images.dtype != getattr(torch, "uint16", None):
+        return images
+    return images.to(torch.float32, memory_format=torch.channels_last).div_(65535)
 
 
 def _to_rows(images: Any) -> Any:
@@ -343,6 +354,10 @@ def check_finish(options: Options, wanted: Sequence[Wanted], pack: Pack, output:
     operations = _check_operations(options.on_device)
     normalize = _check_normalize(options.normalize, channels)
     dtype = _check_type(options.dtype, is_normalized=normalize is not None)
+    if options.depth == "uint16" and dtype is None:
+        raise UsageError(
+            'on_device= works on floats or on 8 bits, and depth="uint16" gives 16: add dtype=torch.float32'
+        )
     for op in operations:
         if isinstance(op, RandomErasing):
             # A function of the user's may have given images another type.

@@ -456,7 +456,7 @@ class StoredPixels:
 
         refused = decode_whole(
             request.places, request.field, request.size[2], request.pool, tally,
-            has_room=lambda _: not self._tier.is_frozen, keep=keep,
+            depth=request.geometry.depth, has_room=lambda _: not self._tier.is_frozen, keep=keep,
         )  # fmt: skip
         self._tier.refuse(name, positions[[*refused, *not_exact]])
         for i, rows, source_bytes in decoded:

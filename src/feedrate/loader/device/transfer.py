@@ -371,8 +371,10 @@ def find_pinned(array: np.ndarray[Any, Any]) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(owner, torch.Tensor):
         return None
-    start = owner.storage_offset() + array.__array_interface__["data"][0] - owner.data_ptr()
-    return owner.as_strided(array.shape, array.strides, start)
+    owner = owner.reshape(-1).view(getattr(torch, array.dtype.name))
+    size = array.dtype.itemsize
+    start = owner.storage_offset() + (array.__array_interface__["data"][0] - owner.data_ptr()) // size
+    return owner.as_strided(array.shape, [stride // size for stride in array.strides], start)
 
 
 # One for each device: torch keeps the memory of every stream apart, so new ones would take more and more.
