@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from feedrate.arrays import U8, Pixels
 from feedrate.filters import BILINEAR, FILTERS
-from feedrate.kernel.depth import Depth, crop_uint16, is_deep, to_8_bits
+from feedrate.kernel.depth import Depth, TooDeep, check_mode, crop_uint16, is_deep, to_8_bits
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -175,6 +175,33 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
             raise Undecodable(f"an image of mode {image.mode} has more than 8 bits per channel")
         image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
     return _save_png(image, "mode", 1 if is_brief else 6)
+
+
+def resize_deep(data: bytes, size: tuple[int, int]) -> bytes:
+    """Return gray of more than 8 bits, resized to `size` (width, height) in its own values.
+
+    As PNG of 16 bits or, where that cannot hold the values, as TIFF.
+
+    Raises:
+        Undecodable: it is no image.
+    """
+    from PIL import Image
+
+    with _open(data) as image:
+        _load(image)
+        whole = (0, 0, *image.size)
+        try:
+            check_mode(image.mode, "uint16")
+            return _save(Image.fromarray(crop_uint16(image, whole, size, BILINEAR)), "PNG")
+        except TooDeep:
+            resized = image.convert("F").resize(size, BILINEAR)
+            return _save(resized if image.mode == "F" else resized.convert("I"), "TIFF")
+
+
+def _save(image: Any, format_name: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format_name)
+    return buffer.getvalue()
 
 
 def _save_png(image: Any, what: str, level: int = 6) -> bytes:

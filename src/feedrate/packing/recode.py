@@ -162,8 +162,10 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
     is_same = (width, height) == (facts.width, facts.height) and recode.quality is None and not recode.raw
     orientation = facts.orientation if recode.normalise and may_turn else 1
     is_normal = orientation == 1 and facts.pillow_reason is None
-    # What is damaged stays as it is: a new coat of JPEG would hide that. So do those beyond 8 bits.
-    if is_same and (not recode.normalise or is_normal or facts.is_damaged or facts.is_deep):
+    if facts.is_deep:
+        return _recode_deep(recode, data, facts)
+    # What is damaged stays as it is: a new coat of JPEG would hide that.
+    if is_same and (not recode.normalise or is_normal or facts.is_damaged):
         return None
     if is_same and (turned := _write_again(data, orientation)) is not None:
         return turned
@@ -187,6 +189,19 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
         orientation=1 if recode.normalise and may_turn else pillow.read_orientation(data),
     )
     return NewImage(encoded, width, height, pixels, is_normalised)
+
+
+def _recode_deep(recode: Recode, data: bytes, facts: ImageFacts) -> NewImage | None:
+    """Return gray of more than 8 bits in its new size; else as it is, since JPEG cannot hold its values."""
+    if recode.raw:
+        raise UnusableValue(f"has more than 8 bits (mode {facts.mode}), and --raw stores 8: pack without it")
+    size = recode.new_size(facts.width, facts.height)
+    if size == (facts.width, facts.height):
+        return None
+    try:
+        return NewImage(pillow.resize_deep(data, size), *size)
+    except (pillow.Undecodable, OSError) as error:
+        raise UnusableValue(str(error)) from error
 
 
 def _write_again(data: bytes, orientation: int) -> NewImage | None:

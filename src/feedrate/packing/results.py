@@ -327,6 +327,7 @@ class IndexResult:
         resumed_parts: how many of the index's `parts` an earlier, unfinished run had already made.
         rejected: not in the index, each with its reason; also in rejected.jsonl.
         left_out: fields that cannot be indexed -> why.
+        deep_images: gray of more than 8 bits, which loading does not take without `depth`.
     """
 
     source: str
@@ -346,6 +347,7 @@ class IndexResult:
     by_pillow: Mapping[str, int]
     left_out: Mapping[str, str]
     ignored: Mapping[str, int]
+    deep_images: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,6 +449,7 @@ class PackResult:
         rejected: left out of the pack, each with its reason; also in rejected.jsonl.
         damaged: kept, since Pillow decodes them, although the kernel finds them damaged.
         by_pillow: why images are not for the kernel -> how many.
+        deep_images: gray of more than 8 bits, which loading does not take without `depth`.
         ignored: suffix -> files that are no images.
         unlisted: images that no row of the table names.
         label_columns: columns of the table that became the labels.
@@ -474,3 +477,4 @@ class PackResult:
     recoded: Recoded | None = None
     mapped: Mapped | None = None
     quality: Quality | None = None
+    deep_images: int = 0

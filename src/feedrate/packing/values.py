@@ -14,6 +14,7 @@ from feedrate.format.entries import AUTO
 from feedrate.format.fields import Kind
 from feedrate.format.raw import read_npy
 from feedrate.kernel import pillow
+from feedrate.kernel.depth import is_deep
 from feedrate.source.values import UnusableValue
 
 _Order = Literal["little", "big"]
@@ -101,7 +102,7 @@ class ImageFacts(NamedTuple):
 
     @property
     def is_deep(self) -> bool:
-        return self.mode.startswith(("I", "F"))
+        return is_deep(self.mode)
 
 
 def dump_number(value: int | float) -> bytes:

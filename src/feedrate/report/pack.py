@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from feedrate.report.lines import Command, Line, count_words, lay_out, rejection_lines, table_lines
-from feedrate.report.quality import summarise_quality
+from feedrate.report.quality import DEEP_REMEDY, summarise_quality
 from feedrate.units import format_bytes, format_count, format_rate, format_seconds, shell_quote
 
 if TYPE_CHECKING:  # a command that draws what it found need not load what others find
@@ -18,6 +18,7 @@ def draw_pack(result: PackResult, width: int | None = None) -> str:
     unlisted = format_count(result.unlisted, "image")
     lines: list[Line] = [
         *_most_left_out(result),
+        *_deep_words(result),
         f"packed {format_count(result.samples, 'sample')} ({_label_words(result)}) into {result.target}",
         *table_lines(
             [
@@ -53,6 +54,15 @@ def _most_left_out(result: PackResult | IndexResult) -> list[str]:
     return [f"WARNING: most of the dataset was left out: {rejected:,} of {whole:,} samples, see below", ""]
 
 
+def _deep_words(result: PackResult | IndexResult) -> list[str]:
+    deep, images = result.deep_images, result.by_kernel + sum(result.by_pillow.values())
+    if not deep:
+        return []
+    of_all = f"all {images:,}" if deep == images else f"{deep:,} of {images:,}"
+    are = "images are" if images > 1 else "image is"
+    return [f"WARNING: {of_all} {are} gray of more than 8 bits: {DEEP_REMEDY}", ""]
+
+
 def _label_words(result: PackResult | IndexResult) -> str:
     if result.classes is not None:
         return format_count(result.classes, "class", "classes")
@@ -69,6 +79,7 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
     lines: list[Line] = [
         *_most_left_out(result),
+        *_deep_words(result),
         f"indexed {format_count(result.samples, 'sample')} ({_label_words(result)}) of {result.source}",
         *table_lines(
             [

@@ -28,6 +28,8 @@ _STYLE = """
 @media (max-width: 40rem) { .odd { grid-template-columns: 1fr; } }
 """
 
+DEEP_REMEDY = 'loading them needs depth="uint16", (low, high) or "clip"'
+
 # What a code means, and what it means for training.
 _MEANINGS = {
     "missing": ("rows name files that do not exist", "is part of the dataset elsewhere?"),
@@ -43,7 +45,7 @@ _MEANINGS = {
     "wrong-suffix": ("other than the suffix says", "harmless here; other programs may stumble"),
     "rotated": ("on their side (EXIF)", "loading leaves them as they lie: --normalise turns them upright"),
     "slow": ("far slower to decode than the median", "they hold up their batch: --max-side shrinks them"),
-    "deep": ("more than 8 bits per channel", "loading cuts them to 8 bits: --map can scale them first"),
+    "deep": ("gray of more than 8 bits", f"{DEEP_REMEDY}: what is white?"),
     "animated": ("more than one frame", "only the first is used"),
     "cmyk": ("CMYK", "decoded by Pillow: --normalise makes RGB of them"),
     "alpha": ("alpha channel", "it is dropped when they are loaded"),
@@ -51,7 +53,7 @@ _MEANINGS = {
     "gray": ("no colour", "loaded as three equal channels, or as one if asked for"),
 }
 # Of no concern where all of the dataset is like that.
-_COMMON = frozenset(("gray", "alpha", "progressive", "cmyk", "deep"))
+_COMMON = frozenset(("gray", "alpha", "progressive", "cmyk"))
 
 
 def draw_quality(pack: str, quality: Quality, width: int | None = None) -> str:

@@ -244,7 +244,9 @@ class SampleLoader:
             return
         facts, now = part.facts
         is_mapped = part.image is not None and self.mapper is not None
-        done = MAPPED if is_mapped else KEPT if part.image is None else NORMALISED
+        # A smaller image of 16 bits is still one: loading will ask what becomes of them.
+        is_kept = part.image is None or now.is_deep
+        done = MAPPED if is_mapped else KEPT if is_kept else NORMALISED
         done = FILLED if part.is_filled else done
         turned = self._recode.normalise and self._may_turn and part.image is not None and not is_mapped
         self.quality.add_image(part.path, part.source_bytes, facts, done=done, turned=turned)

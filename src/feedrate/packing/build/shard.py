@@ -37,7 +37,7 @@ from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
 from feedrate.packing.build.mapper import Mapper
 from feedrate.packing.build.plan import BLOCK, ShardTask
-from feedrate.packing.check.quality import QualityTally
+from feedrate.packing.check.quality import KEPT, QualityTally
 from feedrate.packing.recode import Tally
 from feedrate.packing.values import find_orientation
 from feedrate.packing.workers import advance, count_threads
@@ -243,6 +243,7 @@ class ShardDone(NamedTuple):
     uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
     recoded: dict[str, Any]  # what a Tally counted
     notes: dict[str, Any]  # of the container
+    deep: int  # gray images of more than 8 bits
 
 
 def write_shard(task: ShardTask) -> MapCost:
@@ -349,6 +350,7 @@ def read_part_done(target: Path, index: str, shard: str, plan: str, container: s
             metadata["uniform"],
             dict(metadata.get("recoded", {})),
             dict(metadata.get("notes", {})),
+            metadata.get("quality", {}).get("odd", {}).get("deep", {}).get("done", {}).get(KEPT, 0),
         )
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
@@ -488,6 +490,7 @@ def sum_up_shards(manifest: Manifest, done: Sequence[ShardDone]) -> dict[str, An
         "damaged": tuple(d for shard in done for d in shard.damaged),
         "by_kernel": sum(shard.by_kernel for shard in done),
         "by_pillow": dict(by_pillow.most_common()),
+        "deep_images": sum(shard.deep for shard in done),
     }
 
 
