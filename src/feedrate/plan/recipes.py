@@ -222,7 +222,12 @@ def list_commands(
     arguments += ['decode="gpu"'] if recipe.gpu_decode else []
     arguments += [f"scratch={node.scratch_path!r}"] if recipe.live else []
     arguments += [f"cache=feedrate.Cache({_name_cache(recipe.cache, node)})"] if recipe.cache else []
-    return (*lines, f"loader = feedrate.Loader({', '.join(arguments)})")
+    if survey.deep_share:
+        # On the GPU, pixels of 8 bits are made and kept.
+        is_narrow = recipe.gpu_decode or recipe.cache == "gpu"
+        arguments.append("depth=(0, 65535)" if is_narrow else 'depth="uint16"')
+    choice = '  # or another depth: "uint16", (low, high), "clip"' if survey.deep_share else ""
+    return (*lines, f"loader = feedrate.Loader({', '.join(arguments)}){choice}")
 
 
 def _name_pack(dataset: str) -> str:

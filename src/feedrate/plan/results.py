@@ -36,6 +36,7 @@ class Survey:
         source: how its file system answers.
         is_partial: folders were sampled, the rest is extrapolated; `how` says in words what was looked at.
         took_s: how long looking took.
+        deep_share: of the images that were looked at, those that are gray of more than 8 bits.
         notes: sentences about what is odd: damaged samples, folders that cannot be listed.
     """
 
@@ -70,6 +71,7 @@ class Survey:
     cached_s: Figure | None = None
     notes: tuple[str, ...] = ()
     crop: int = 224
+    deep_share: float = 0.0
 
     @property
     def has_images(self) -> bool:

@@ -25,6 +25,7 @@ from feedrate.errors import SourceError, StorageError
 from feedrate.figures import MEASURED, Figure, combine
 from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
+from feedrate.kernel.depth import is_deep
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.results import StoreSpeed
 from feedrate.machine.store import call_patiently, measure_store
@@ -163,6 +164,7 @@ def _describe(
         whole_s=costs.whole_s,
         cached_s=costs.cached_s,
         notes=tuple(notes),
+        deep_share=looked.deep / len(looked.good),
     )
 
 
@@ -238,7 +240,10 @@ def _measure_address(dataset: str, files: Sequence[tuple[str, bytes, int]], seco
 
 
 class _Looked(NamedTuple):
-    """Contents that can be used (suffix, bytes), the decoded bytes of each, and words about the others."""
+    """Contents that can be used (suffix, bytes), the decoded bytes of each, and words about the others.
+
+    `deep` of them are gray of more than 8 bits.
+    """
 
     good: list[tuple[str, bytes]]
     decoded: list[float]
@@ -247,6 +252,7 @@ class _Looked(NamedTuple):
     formats: dict[str, float]
     first_bad: str
     notes: list[str]
+    deep: int = 0
 
 
 def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
@@ -254,7 +260,7 @@ def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
     sides: list[tuple[float, float]] = []
     bad: list[str] = []
     kinds: Counter[str] = Counter()
-    is_misnamed = False
+    is_misnamed, deep = False, 0
     for suffix, data, why in contents:
         if not data:
             bad.append(why or "it is empty")
@@ -263,7 +269,8 @@ def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
         elif isinstance(found := _inspect(data), str):
             bad.append(found)
         else:
-            width, height, kind = found
+            width, height, kind, mode = found
+            deep += is_deep(mode)
             good.append((suffix, data))
             sides.append((width, height))
             kinds[kind] += 1
@@ -272,24 +279,30 @@ def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
     if bad:
         bad_ones = f"{len(bad):,} of {format_count(len(contents), 'sample')} that were read"
         notes.append(f"{bad_ones} cannot be used; the first: {bad[0]}")
+    if deep:
+        notes.append(
+            f"{deep:,} of {format_count(len(good), 'image')} that were read are gray of more than 8 bits: "
+            'choose depth="uint16" (values as they are), (low, high) (that range as 0 to 255) or "clip"'
+        )
     # What names say of all files is worth more than what a few hold, unless they say something wrong.
     formats = {kind: count / kinds.total() for kind, count in kinds.most_common()} if is_misnamed else {}
     decoded = [w * h * _CHANNELS for w, h in sides] if has_images else [float(len(data)) for _, data in good]
     return _Looked(
-        good, decoded, [w for w, _ in sides], [h for _, h in sides], formats, bad[0] if bad else "", notes
-    )
+        good, decoded, [w for w, _ in sides], [h for _, h in sides], formats, bad[0] if bad else "", notes,
+        deep,
+    )  # fmt: skip
 
 
-def _inspect(data: bytes) -> tuple[float, float, str] | str:
-    """Return width, height and format of an image; else why it is none."""
+def _inspect(data: bytes) -> tuple[float, float, str, str] | str:
+    """Return width, height, format and Pillow's mode of an image; else why it is none."""
     try:
         if kernel.scan(data).damaged:
             pillow.check(data)
-        width, height, _ = pillow.measure(data)
+        width, height, mode = pillow.measure(data)
         kind = pillow.describe(data)[0].lower()
     except pillow.Undecodable as error:
         return str(error)
-    return width, height, "jpeg" if kind == "mpo" else kind
+    return width, height, "jpeg" if kind == "mpo" else kind, mode
 
 
 def _count_formats(suffixes: Counter[str]) -> dict[str, float]:

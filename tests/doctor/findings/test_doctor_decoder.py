@@ -35,16 +35,18 @@ from support.judged_runs import MACHINE, judge
 SIDE = 512
 
 
-def examine_files(folder: Path, files: list[Path]) -> Diagnosis:
+def examine_files(folder: Path, files: list[Path], pipeline: dict[str, Any] | None = None) -> Diagnosis:
     """Return the verdict on a run that decoded these files."""
-    measured = measure_files(folder, files)
+    measured = measure_files(folder, files, pipeline)
     return diagnose(measured, command=["x"], mode="experiments", exit_code=None, seconds=1.0, machine=MACHINE)
 
 
-def measure_files(folder: Path, files: list[Path]) -> Measured:
+def measure_files(folder: Path, files: list[Path], pipeline: dict[str, Any] | None = None) -> Measured:
     """Sum up a run that decoded these files: 90 of 100 ms a batch, on every core."""
     loop = FakeLoop(workers=2)
     loop.main.fact("batch", loader="loader-0", samples=8, tensors=[{"shape": [8, 3, 64, 64], "bytes": 1}])
+    if pipeline is not None:
+        loop.main.fact("pipeline", loader="loader-0", **pipeline)
     run_steps(loop, 40)
     worker = loop.fetches(200, 20, cpu=100, parts={"decode:PIL": (90, 0)})
     for path in files:
@@ -125,6 +127,33 @@ def test_images_of_more_than_8_bits_are_to_be_mapped(tmp_path: Path) -> None:
     assert normalised is not None
     assert normalised.command == f"feedrate pack {tmp_path / 'x'} PACK --map MODULE:FUNCTION --raw"
     make_parser().parse_args(shlex.split(normalised.command)[1:])
+
+
+def test_code_for_images_of_more_than_8_bits_has_a_depth_and_names_the_choice(tmp_path: Path) -> None:
+    photos = save_images(tmp_path / "x", [".jpg"], side=96)
+    scans = [save_image(tmp_path / "x" / f"{n}.png", n, width=96, height=96, mode="I;16") for n in range(4)]
+    diagnosis = examine_files(tmp_path, photos + scans, pipeline={"layers": [{"class": "Files"}]})
+    decoded, loader = find(diagnosis, "faster-decode"), find(diagnosis, "loader")
+    assert decoded is not None
+    assert decoded.change is not None
+    assert decoded.change.count("depth=(LOW, HIGH)") == 2
+    assert loader is not None
+    assert loader.code is not None
+    call, comment = loader.code.partition("loader = ")[2], loader.code.partition("loader = ")[0]
+    assert 'depth="uint16"' in call
+    assert "clip" not in call
+    assert all(choice in comment for choice in ('"uint16"', "(low, high)", '"clip"'))
+    compile(loader.code, "pasted", "exec")
+    assert max(map(len, loader.code.splitlines())) <= 78
+
+
+def test_code_for_other_images_has_no_depth(tmp_path: Path) -> None:
+    photos = save_images(tmp_path / "x", [".jpg"], side=96)
+    diagnosis = examine_files(tmp_path, photos, pipeline={"layers": [{"class": "Files"}]})
+    for code in ("faster-decode", "loader"):
+        remedy = find(diagnosis, code)
+        assert remedy is not None
+        assert "depth" not in f"{remedy.change}{remedy.code}"
 
 
 @pytest.mark.parametrize("taken_share", [1.0, 0.5, 0.1])

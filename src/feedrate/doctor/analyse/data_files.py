@@ -28,7 +28,7 @@ from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
-from feedrate.kernel import U8, pillow
+from feedrate.kernel import U8, depth, pillow
 from feedrate.loader.cache import Cache
 from feedrate.loader.cached import cached
 from feedrate.loader.geometry import Geometry, read_sides
@@ -133,6 +133,7 @@ def time_kernel(
         others=" or ".join(reason for reason, _ in reasons.most_common(2)),
         stored_cpu_s=_mean_time(left, lambda data: time_stored(data, size, share)),
         stored_by="--map MODULE:FUNCTION --raw" if deep > len(left) / 2 else "--normalise",
+        deep=deep,
         is_lossless=is_lossless,
     )
 
@@ -272,7 +273,7 @@ def time_call(work: Callable[[], object]) -> float:
 
 def is_deep(data: bytes) -> bool:
     """Whether an image holds more than 8 bits a channel: those `--normalise` leaves alone."""
-    return pillow.measure(data)[2].startswith(("I", "F"))
+    return depth.is_deep(pillow.measure(data)[2])
 
 
 def middle_box(width: int, height: int, share: float) -> tuple[int, int, int, int]:

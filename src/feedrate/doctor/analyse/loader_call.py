@@ -30,6 +30,8 @@ _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-cr
 _GRAYING = {"grayscale", "jitter"}  # these convert to gray with Pillow, to mix it in
 _WIDTH = 78  # of 80 columns, indented
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
+# Above the code for gray of more than 8 bits: what a user may choose.
+_DEPTHS = '# depth: "uint16" keeps values, (low, high) scales a range, "clip" cuts at 255'
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 
@@ -49,9 +51,11 @@ def find_call(m: Measured) -> LoaderCall | None:
         return None
     parts = [name for _, name in m.samples.cost.parts] if m.samples.cost is not None else []
     loader, on_gpu = m.loader, m.training.is_on_gpu
-    return recognise_call(
+    call = recognise_call(
         loader.fact, loader.batch, loader.pipeline, loader.pillow_calls, parts=parts, on_gpu=on_gpu
     )
+    is_deep = m.tried.kernel is not None and m.tried.kernel.deep > 0
+    return add_depth(call) if call is not None and is_deep else call
 
 
 def recognise_call(
@@ -296,6 +300,15 @@ def write_code(options: Mapping[str, Any]) -> str:
     call = _lay_out("loader = feedrate.Loader", arguments)
     names = "(images,)" if options.get("fields") == ["image"] else "images, labels"
     return "\n".join(["import feedrate", "", *call, f"for {names} in loader:", "    ...  # as before", ""])
+
+
+def add_depth(call: LoaderCall) -> LoaderCall:
+    """Return the call for files of which some are gray of more than 8 bits: nothing is clipped unasked."""
+    is_float = not {"dtype", "normalize"}.isdisjoint(call.options)
+    depth = (0, 65535) if "on_device" in call.options and not is_float else "uint16"
+    options = {**call.options, "depth": depth}
+    code = write_code(options).replace("loader = ", f"{_DEPTHS}\nloader = ", 1)
+    return replace(call, options=options, code=code)
 
 
 def _word(value: Any) -> str:

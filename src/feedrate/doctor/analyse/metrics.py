@@ -70,6 +70,7 @@ class KernelTime:
         others: what the rest are, in words.
         stored_cpu_s, stored_by: what one of the rest would take once `pack` stored it with these options.
         is_lossless: that changes no pixel.
+        deep: so many are gray of more than 8 bits.
     """
 
     cpu_s_per_image: float
@@ -80,6 +81,7 @@ class KernelTime:
     stored_cpu_s: float = 0.0
     stored_by: str = ""
     is_lossless: bool = False
+    deep: int = 0
 
     @property
     def left(self) -> int:

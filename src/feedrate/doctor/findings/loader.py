@@ -438,11 +438,16 @@ def decode_faster(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
         prediction, then, decode_s=ours_s, command=f"feedrate pack {source} PACK",
-        change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
+        change=_say_use(needs_depth=timed.deep > 0),
         note=f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
         f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
         f"{format_seconds(saved.cpu_s)}, on these files",
     )  # fmt: skip
+
+
+def _say_use(*, needs_depth: bool) -> str:
+    more = "..., depth=(LOW, HIGH)" if needs_depth else "..."
+    return f"feedrate.Dataset('PACK', transform={more}) in the DataLoader, or feedrate.Loader('PACK', {more})"
 
 
 def normalise_images(m: Measured) -> Remedy | None:
@@ -464,7 +469,7 @@ def normalise_images(m: Measured) -> Remedy | None:
         else "pack the images as baseline JPEGs for feedrate's decoder",
         prediction, then, decode_s=ours_s,
         command=f"feedrate pack {shlex.quote(data.folder)} PACK {timed.stored_by}",
-        change="feedrate.Dataset('PACK', transform=...) in the DataLoader, or feedrate.Loader('PACK', ...)",
+        change=_say_use(needs_depth=timed.deep > 0 and not is_mapped),
         note="it chooses what becomes of more than 8 bits" if is_mapped else note,
     )  # fmt: skip
 
