@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 
 BATCHES = 4
+DEPTH = (
+    "clip"  # one of the photographs is gray of 16 bits, and records are of its pixels as Pillow converts them
+)
 
 
 def record_loading(work: Path) -> dict[str, Any]:
@@ -63,6 +66,7 @@ def load(pack: str, epochs: int = 1, **options: Any) -> Callable[[Path], Any]:
 
         options.setdefault("output", "numpy")
         options.setdefault("threads", 2)
+        options.setdefault("depth", DEPTH)
         with feedrate.Loader(work / pack, **options) as loader:
             return [hash_batches(loader) for _ in range(epochs)]
 
@@ -104,7 +108,9 @@ def refuse_state(work: Path) -> Any:
 def stats(work: Path) -> Any:
     import feedrate
 
-    with feedrate.Loader(work / "normal.pack", 8, image=feedrate.CenterCrop(32, resize=36)) as loader:
+    with feedrate.Loader(
+        work / "normal.pack", 8, image=feedrate.CenterCrop(32, resize=36), depth=DEPTH
+    ) as loader:
         list(loader)
         found = dataclasses.asdict(loader.stats())
     return {
@@ -118,7 +124,7 @@ def stats(work: Path) -> Any:
 def pillow_reasons(work: Path) -> Any:
     import feedrate
 
-    with feedrate.Loader(work / "photos.pack", 8, image=feedrate.Resize(32)) as loader:
+    with feedrate.Loader(work / "photos.pack", 8, image=feedrate.Resize(32), depth=DEPTH) as loader:
         list(loader)
         return {"by_pillow": loader.stats().by_pillow, "reasons": dict(loader.stats().pillow_reasons)}
 
@@ -128,7 +134,7 @@ def skip_bad(work: Path) -> Any:
 
     seen: list[str] = []
     with feedrate.Loader(
-        work / "damaged.pack", 8, shuffle=False, image=feedrate.Resize(32), output="numpy",
+        work / "damaged.pack", 8, shuffle=False, image=feedrate.Resize(32), output="numpy", depth=DEPTH,
         on_bad_sample=lambda bad: seen.append(str(bad)),
     ) as loader:  # fmt: skip
         batches = [digest(batch) for batch in loader]
@@ -138,7 +144,7 @@ def skip_bad(work: Path) -> Any:
 def dataset(work: Path) -> Any:
     import feedrate
 
-    plain = feedrate.Dataset(work / "photos.pack")
+    plain = feedrate.Dataset(work / "photos.pack", depth=DEPTH)
     drawn = feedrate.Dataset(
         work / "equals.pack", image=feedrate.RandomResizedCrop(32), flip=True, seed=3, output="numpy"
     )
@@ -161,7 +167,8 @@ def decode(work: Path) -> Any:
         ):
             key = f"{path.relative_to(work)} {name}"
             found[key] = attempt(
-                lambda _, path=path, options=options: digest(feedrate.decode(path, **options)), work
+                lambda _, path=path, options=options: digest(feedrate.decode(path, depth=DEPTH, **options)),
+                work,
             )
     return found
 
@@ -190,6 +197,7 @@ def on_scratch(work: Path) -> Any:
         "image": feedrate.Resize(24),
         "output": "numpy",
         "scratch": work / "loader-scratch",
+        "depth": DEPTH,
     }
     with feedrate.Loader(work / "two.pack", 8, **options) as loader:
         return [len(list(loader)) for _ in range(2)]

@@ -104,3 +104,5 @@ def test_raw_pixels_leave_deep_images_out_and_say_why(xrays: Path, tmp_path: Pat
     assert (result.samples, result.deep_images) == (1, 0)
     assert {one.path for one in result.rejected} == {"0.png", "1.png", "2.png", "map.tif"}
     assert all("more than 8 bits" in one.reason and "--raw" in one.reason for one in result.rejected)
+    assert result.quality is not None
+    assert {one.code: dict(one.done) for one in result.quality.oddities}["deep"] == {"rejected": 4}

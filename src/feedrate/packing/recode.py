@@ -135,6 +135,10 @@ class Recode:
         return int(min(_BYTES_PER_JPEG_PIXEL * pixels, size_bytes))
 
 
+class TooDeepForRaw(UnusableValue):
+    """Gray of more than 8 bits: raw pixels have no room for its values."""
+
+
 class NewImage(NamedTuple):
     """An image as it will be stored.
 
@@ -194,7 +198,7 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
 def _recode_deep(recode: Recode, data: bytes, facts: ImageFacts) -> NewImage | None:
     """Return gray of more than 8 bits in its new size; else as it is, since JPEG cannot hold its values."""
     if recode.raw:
-        raise UnusableValue(f"has more than 8 bits (mode {facts.mode}), and --raw stores 8: pack without it")
+        raise TooDeepForRaw(f"has more than 8 bits (mode {facts.mode}), and --raw stores 8: pack without it")
     size = recode.new_size(facts.width, facts.height)
     if size == (facts.width, facts.height):
         return None

@@ -59,7 +59,7 @@ def _deep_words(result: PackResult | IndexResult) -> list[str]:
     if not deep:
         return []
     of_all = f"all {images:,}" if deep == images else f"{deep:,} of {images:,}"
-    are = "images are" if images > 1 else "image is"
+    are = ("images" if images > 1 else "image") + (" are" if deep > 1 else " is")
     return [f"WARNING: {of_all} {are} gray of more than 8 bits: {DEEP_REMEDY}", ""]
 
 

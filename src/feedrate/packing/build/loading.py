@@ -18,7 +18,7 @@ from feedrate.packing.build.listing import Listing, Sample
 from feedrate.packing.build.mapper import LeftOut, Made, Mapper, Plain, find_fields
 from feedrate.packing.check.quality import FILLED, KEPT, MAPPED, NORMALISED, QualityTally, classify
 from feedrate.packing.options import PackOptions
-from feedrate.packing.recode import NewImage, Recode, recode_image, resize_mask, scale_boxes
+from feedrate.packing.recode import NewImage, Recode, TooDeepForRaw, recode_image, resize_mask, scale_boxes
 from feedrate.packing.values import (
     ImageFacts,
     dump_number,
@@ -104,7 +104,8 @@ class SampleLoader:
             self.quality.left_out += 1
             return None
         except Rejected as error:
-            self.quality.add_rejected(error.line[0], error.line[2])
+            is_deep = isinstance(error.__cause__, TooDeepForRaw)
+            self.quality.add_rejected(error.line[0], error.line[2], "deep" if is_deep else None)
             raise
         for field, part in zip(self.stored, loaded, strict=True):
             if field.kind is Kind.IMAGE:

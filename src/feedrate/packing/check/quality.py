@@ -159,8 +159,8 @@ class QualityTally:
         if orientation != 1:
             self.add("rotated", path, f"EXIF orientation {orientation}", done)
 
-    def add_rejected(self, path: str, reason: str) -> None:
-        self.add(classify(reason), path, reason, REJECTED)
+    def add_rejected(self, path: str, reason: str, code: str | None = None) -> None:
+        self.add(code or classify(reason), path, reason, REJECTED)
 
     def add(self, code: str, path: bytes | str, detail: str, done: str) -> None:
         found = self.odd.setdefault(code, {"done": {}, "examples": []})
