@@ -181,6 +181,8 @@ class Loader:
                 'decode="gpu" decodes images on the GPU that batches go to, and this loader has none',
                 hint='device="cuda", or leave out decode',
             )
+        if options.decode == "gpu":
+            self._check_narrow('decode="gpu"')
         if options.decode == "cpu" or not self._is_sent:
             return "so it was asked for"
         from feedrate.loader.device.gpu_decode import explain_cpu
@@ -196,6 +198,13 @@ class Loader:
             log.warning('decode="gpu": all images are decoded on the CPU, since %s', reason)
         return reason
 
+    def _check_narrow(self, option: str) -> None:
+        if self._options.depth == "uint16":
+            raise UsageError(
+                f'{option} makes pixels of 8 bits on the GPU, and depth="uint16" asks for 16: '
+                "depth=(low, high) goes with it, or leave it out"
+            )
+
     def _choose_stored(self) -> list[str]:
         """Return the fields of images that the cache may keep on the GPU."""
         if self._cache is None or self._cache.gpu is None:
@@ -206,13 +215,11 @@ class Loader:
                 f"{option} keeps samples on the GPU that batches go to, and this loader has none",
                 hint='device="cuda", or leave out gpu',
             )
+        self._check_narrow(option)
         from feedrate.loader.device.gpu_decode import explain_host
 
         names = {w.field.name for w in self._wanted if w.field is not None and w.field.kind is Kind.IMAGE}
-        reason = explain_host(
-            has_functions=self.has_functions, is_padded=self._is_padded,
-            is_wide=self._options.depth == "uint16",
-        )  # fmt: skip
+        reason = explain_host(has_functions=self.has_functions, is_padded=self._is_padded)
         if reason is None and not names:
             reason = "no field of images is asked for"
         if reason is not None:

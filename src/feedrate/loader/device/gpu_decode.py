@@ -378,9 +378,11 @@ def explain_cpu(
     *, has_functions: bool, has_cache: bool, is_padded: bool, is_wide: bool = False, fields: Iterable[Field]
 ) -> str | None:
     """Return why the GPU decodes nothing of what a loader was asked for; None: it does."""
+    if is_wide:
+        return "pixels of 16 bits are made on the host"
     if has_cache and not has_functions:
         return "the cache keeps decoded samples on the host"
-    reason = explain_host(has_functions=has_functions, is_padded=is_padded, is_wide=is_wide)
+    reason = explain_host(has_functions=has_functions, is_padded=is_padded)
     if reason is not None:
         return reason
     images = [field for field in fields if field.kind is Kind.IMAGE]
@@ -389,12 +391,10 @@ def explain_cpu(
     return None
 
 
-def explain_host(*, has_functions: bool, is_padded: bool, is_wide: bool = False) -> str | None:
+def explain_host(*, has_functions: bool, is_padded: bool) -> str | None:
     """Return why pixels are needed on the host, whatever makes them; None: they are not."""
     if has_functions:
         return "transform and collate get pixels on the host"
-    if is_wide:
-        return "pixels of 16 bits are made on the host"
     return "crops with padding are put together on the host" if is_padded else None
 
 
