@@ -22,8 +22,8 @@ def batches(
 ) -> Iterator[Any]:
     """Yield the batches of one epoch, arrays on the device; lists (keys, texts, boxes) stay what they are.
 
-    Images are uint8 N,H,W,C: turn them to float on the device. JAX keeps 32 bits of int64 and float64 unless
-    `jax_enable_x64` is set.
+    Images are uint8 N,H,W,C (uint16 where `depth` says so): turn them to float on the device. JAX keeps 32
+    bits of int64 and float64 unless `jax_enable_x64` is set.
 
     Args:
         pack: the pack's folder; or a `Loader` with `output="numpy"`, to go through several epochs.

@@ -213,6 +213,7 @@ class PackFeed:
             fields=("image", "label") if manifest.field("label") else ("image",),
             image=feedrate.RandomResizedCrop(options.side),
             flip=True,
+            depth="clip",  # as Pillow beside it
             threads=options.threads,
             device=options.device if options.is_for_gpu else None,
             # Alone, whatever the launcher: each process measures its own machine.
