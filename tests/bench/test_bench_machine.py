@@ -21,16 +21,19 @@ import pytest
 from feedrate.bench import machine, stores
 from feedrate.bench.machine import bench_machine, choose_stores, load_result
 from feedrate.bench.results import CopyTime, MachineResult
-from feedrate.bench.stores import Sizes, check_store, choose_sizes, own_folder
+from feedrate.bench.stores import Sizes, check_store, choose_sizes
 from feedrate.cli import main
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import Figure
+from feedrate.files.lock import lock_fd
+from feedrate.files.own_folder import own_folder, remove_leftovers
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room, describe_storage
 from feedrate.model.numbers import load_numbers
 from feedrate.report.document import dump_document
 from support.bench_results import make_machine_result, make_store_speed
 
+NAME = "feedrate-bench-machine-"
 TINY = Sizes(8 << 20, 40, 20_000, 0.3, 0.2)
 
 
@@ -241,7 +244,7 @@ def test_a_quota_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_folder_of_ours_goes_away_however_its_use_ends(folder: Path) -> None:
     def interrupt() -> None:
-        with own_folder(folder, quiet) as inside:
+        with own_folder(folder, NAME, quiet) as inside:
             (inside / "file").write_text("x")
             raise KeyboardInterrupt
 
@@ -254,29 +257,29 @@ def test_what_a_killed_run_left_is_removed_by_the_next_one(folder: Path) -> None
     code = f"""
 import os, signal
 from pathlib import Path
-from feedrate.bench.stores import own_folder
-with own_folder(Path({str(folder)!r}), print) as inside:
+from feedrate.files.own_folder import own_folder
+with own_folder(Path({str(folder)!r}), {NAME!r}, print) as inside:
     (inside / "large").write_text("x")
     os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
     (left,) = folder.iterdir()
-    assert left.name.startswith("feedrate-bench-machine-")
+    assert left.name.startswith(NAME)
     said: list[str] = []
-    with own_folder(folder, said.append) as inside:
+    with own_folder(folder, NAME, said.append) as inside:
         assert list(folder.iterdir()) == [inside]
     assert said == [f"removing {left}, which a run that was killed left behind"]
 
 
 def test_what_is_in_use_or_not_marked_or_of_another_node_stays(folder: Path) -> None:
-    prefix = f"feedrate-bench-machine-{find_node()}-"
+    prefix = f"{NAME}{find_node()}-"
     (folder / f"{prefix}unmarked").mkdir()
     (folder / f"{prefix}link").symlink_to(folder)
-    with own_folder(folder, quiet) as used:
-        other = folder / "feedrate-bench-machine-other-x"
+    with own_folder(folder, NAME, quiet) as used:
+        other = folder / f"{NAME}other-x"
         other.mkdir()
         (other / "in-use.lock").write_text("")
-        with own_folder(folder, pytest.fail):
+        with own_folder(folder, NAME, pytest.fail):
             assert used.exists()
     assert {path.name for path in folder.iterdir()} == {f"{prefix}unmarked", f"{prefix}link", other.name}
 
@@ -284,18 +287,18 @@ def test_what_is_in_use_or_not_marked_or_of_another_node_stays(folder: Path) -> 
 def test_a_run_that_has_just_begun_or_ended_is_left_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefix = f"feedrate-bench-machine-{find_node()}-"
+    prefix = f"{NAME}{find_node()}-"
 
     def lock(descriptor: int, *, wait: bool) -> bool:
         monkeypatch.undo()
-        stores.remove_leftovers(folder, prefix, pytest.fail)
-        return stores.lock_fd(descriptor, wait=wait)
+        remove_leftovers(folder, prefix, pytest.fail)
+        return lock_fd(descriptor, wait=wait)
 
-    monkeypatch.setattr(stores, "lock_fd", lock)
-    with own_folder(folder, quiet):
-        stores.remove_leftovers(folder, prefix, pytest.fail)
+    monkeypatch.setattr("feedrate.files.own_folder.lock_fd", lock)
+    with own_folder(folder, NAME, quiet):
+        remove_leftovers(folder, prefix, pytest.fail)
     gone = SimpleNamespace(glob=lambda _: [folder / "gone"])
-    stores.remove_leftovers(gone, prefix, pytest.fail)  # type: ignore[arg-type]
+    remove_leftovers(gone, prefix, pytest.fail)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -149,6 +149,7 @@ class Watched:
         self.pid, self.terminal = pty.fork()
         if not self.pid:
             os.environ.update(TERM="xterm", LC_ALL="C", COLUMNS="80")
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever who runs the tests does with it (nohup)
             os.execv(sys.executable, [sys.executable, "-m", "feedrate", "watch", *words])
         self.seen = b""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from feedrate.machine.memory import (
     read_pss,
     sum_memory,
 )
+from support.images import save_image
 
 
 def write(path: Path, text: str) -> Path:
@@ -101,9 +103,34 @@ def test_without_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
     assert find_commit(tmp_path / "a/b/c") is None
 
 
-def test_the_machine_is_described_in_json_without_naming_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["/some/where/feedrate", "demo", "--images", "10"])
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("demo --images 10 --folder anna --keep", "demo --images 10 --folder PATH --keep"),
+        ("demo --folder=/home/anna --images=10", "demo --folder=PATH --images=10"),
+        ("bench loader anna --size 224 --json anna.json", "bench loader PATH --size 224 --json PATH"),
+        ("speedtest anna --model resnet50 --json -", "speedtest PATH --model resnet50 --json -"),
+        ("doctor --seconds 1.5 -- python anna.py --user anna", "doctor --seconds 1.5"),
+    ],
+)
+def test_the_machine_is_described_without_naming_a_host_a_folder_or_a_person(
+    typed: str, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/anna/bin/feedrate", *typed.split()])
     text = json.dumps(asdict(describe_machine()))
-    assert "/some/where" not in text
-    assert json.loads(text)["command_line"] == ["demo", "--images", "10"]
+    assert "anna" not in text
+    assert json.loads(text)["command_line"] == kept.split()
     assert "numpy" in json.loads(text)["versions"]
+
+
+def test_the_words_of_a_script_that_measures_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["measure.py", "anna"])
+    assert describe_machine().command_line == ()
+
+
+def test_the_json_of_a_command_names_no_folder(tmp_path: Path) -> None:
+    save_image(tmp_path / "anna" / "one.jpg", 1)
+    words = ["bench", "kernel", "anna", "--size", "16", "--rounds", "1", "--json", str(tmp_path / "out.json")]
+    subprocess.run([sys.executable, "-m", "feedrate", *words], cwd=tmp_path, check=True, capture_output=True)
+    machine = json.loads((tmp_path / "out.json").read_text())["machine"]
+    assert machine["command_line"] == [*words[:2], "PATH", *words[3:-1], "PATH"]

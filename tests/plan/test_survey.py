@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import subprocess
 import sys
 import tarfile
 from dataclasses import replace
@@ -369,3 +372,28 @@ def test_what_a_file_costs_that_is_not_in_memory(images: Path, monkeypatch: pyte
         True,
         "29 files",
     )
+
+
+KILLED = """
+import os, signal, sys
+from feedrate.plan import trial
+
+def end(folder, *_):
+    os.write(3, folder.encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+trial._measure_packing = end
+os.dup2(1, 3)
+from feedrate.cli import main
+main(["plan", sys.argv[1]])
+"""
+
+
+def test_files_that_a_killed_plan_left_in_memory_go_with_the_next_one(tmp_path: Path) -> None:
+    save_image(tmp_path / "photos" / "cat" / "one.jpg", 1)
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "photos"], stdout=subprocess.PIPE)
+    assert killed.returncode == -signal.SIGKILL
+    left = Path(os.fsdecode(killed.stdout))
+    assert [path.name for path in left.iterdir()] == ["0.jpg"]
+    with trial._in_memory([]):
+        assert not left.exists()

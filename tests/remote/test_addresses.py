@@ -6,13 +6,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
+import shutil
+import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedrate import Dataset, Loader, MergeOptions, index, merge, verify
+from feedrate import Dataset, Loader, MergeOptions, index, merge, split, verify
 from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.manifest import FILE_NAME, dump_manifest, read_manifest
@@ -78,38 +81,66 @@ def test_a_pack_may_name_files_of_its_own_host(shards: RangeServer) -> None:
     assert load(f"{shards.url}/set") == 6
 
 
-def make_foreign(pack: Path) -> str:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give files to somebody else")
-    os.chown(pack / FILE_NAME, 12345, -1)
-    return "belongs to"
+def bring_to_another_machine(pack: Path, tmp_path: Path) -> None:
+    """Let the pack be what a user gets who did not make it: `tar` writes all files as this user's own."""
+    with tarfile.open(tmp_path / "pack.tar", "w") as archive:
+        archive.add(pack, pack.name)
+    shutil.rmtree(pack)
+    subprocess.run(["tar", "xf", tmp_path / "pack.tar", "-C", pack.parent], check=True)
+    os.environ["XDG_STATE_HOME"] = str(tmp_path / "another home")
 
 
-def make_writable(pack: Path) -> str:
-    os.chmod(pack, 0o777)
-    return "others may write to"
-
-
-def make_group_writable(pack: Path) -> str:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give files to a group of others")
-    os.chown(pack / FILE_NAME, -1, 12345)
-    os.chmod(pack / FILE_NAME, 0o664)
-    return "others may write to"
-
-
-@pytest.mark.parametrize("spoil", [make_foreign, make_writable, make_group_writable])
-def test_a_pack_of_this_machine_that_others_may_have_written_contacts_nobody(
-    shards: RangeServer, pack: Path, spoil: Callable[[Path], str]
+@pytest.mark.parametrize("open_it", [load, open_dataset])
+def test_a_pack_that_was_downloaded_contacts_nobody(
+    shards: RangeServer, pack: Path, tmp_path: Path, open_it: Callable[..., int]
 ) -> None:
-    assert load(pack) == 6
-    shards.asked.clear()
-    words = spoil(pack)
-    with pytest.raises(PackError, match=f"names files at {shards.url}, and .*{words}") as caught:
+    bring_to_another_machine(pack, tmp_path)
+    with pytest.raises(PackError, match=f"names files at {shards.url}, and it is not known as") as caught:
+        open_it(pack)
+    assert shards.asked == []
+    assert f'allow_addresses=["{shards.url}"]' in str(caught.value.hint)
+    assert open_it(pack, allow_addresses=[shards.url]) == 6
+
+
+def test_an_index_made_here_is_read_under_any_name_and_with_further_columns(
+    pack: Path, tmp_path: Path
+) -> None:
+    os.rename(pack, tmp_path / "moved")
+    (tmp_path / "moved").chmod(0o777)
+    assert load(tmp_path / "moved") == 6
+    split(tmp_path / "moved", {"train": 0.5, "val": 0.5})
+    assert load(tmp_path / "moved") == 6
+
+
+def test_an_index_whose_addresses_were_changed_contacts_nobody(shards: RangeServer, pack: Path) -> None:
+    manifest = read_manifest(pack)
+    moved = tuple(dataclasses.replace(shard, name="y.tar") for shard in manifest.shards)
+    (pack / FILE_NAME).write_bytes(dump_manifest(dataclasses.replace(manifest, shards=moved)))
+    with pytest.raises(PackError, match=f"names files at {shards.url}"):
         load(pack)
     assert shards.asked == []
-    assert ("chmod go-w" in str(caught.value.hint)) == (words == "others may write to")
-    assert load(pack, allow_addresses=[shards.url]) == 6
+
+
+def test_a_note_that_others_may_have_written_is_not_believed(shards: RangeServer, pack: Path) -> None:
+    Path(os.environ["XDG_STATE_HOME"], "feedrate", "indexes").chmod(0o777)
+    with pytest.raises(PackError, match=f"names files at {shards.url}"):
+        load(pack)
+    assert shards.asked == []
+
+
+def test_an_index_that_cannot_be_noted_says_what_its_readers_have_to_type(
+    shards: RangeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ["XDG_STATE_HOME"] = "/dev/null/none"
+    words = ["index", f"{shards.url}/x.tar", str(tmp_path / "set"), "--workers", "1"]
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cannot keep a note in /dev/null/none/feedrate/indexes" in said
+    assert f'allow_addresses=["{shards.url}"]' in said
+    assert f"--allow-address {shards.url}" in said
+    with pytest.raises(PackError, match=f"names files at {shards.url}"):
+        load(tmp_path / "set")
+    assert load(tmp_path / "set", allow_addresses=[shards.url]) == 6
 
 
 def test_a_dataset_in_another_process_is_allowed_the_same(shards: RangeServer, other_pack: str) -> None:
@@ -127,7 +158,7 @@ def test_staging_contacts_no_other_host(shards: RangeServer, other_pack: str, sc
 
 
 def test_verifying_and_merging_ask_first_too(shards: RangeServer, pack: Path, tmp_path: Path) -> None:
-    make_writable(pack)
+    bring_to_another_machine(pack, tmp_path)
     with pytest.raises(PackError, match=f"names files at {shards.url}"):
         verify(pack)
     with pytest.raises(PackError, match=f"names files at {shards.url}"):
@@ -138,13 +169,19 @@ def test_verifying_and_merging_ask_first_too(shards: RangeServer, pack: Path, tm
     os.rename(pack, tmp_path / "other")
     index(f"{shards.url}/x.tar", pack, workers=1)
     assert merge([pack, tmp_path / "other"], tmp_path / "both", options).samples == 12
+    assert load(tmp_path / "both") == 12
 
 
 @pytest.mark.parametrize("command", ["stage", "verify", "fidelity", "bench kernel"])
 def test_the_commands_show_the_line_to_type_and_take_it(
-    shards: RangeServer, pack: Path, scratch: Path, command: str, capsys: pytest.CaptureFixture[str]
+    shards: RangeServer,
+    pack: Path,
+    scratch: Path,
+    tmp_path: Path,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    make_writable(pack)
+    bring_to_another_machine(pack, tmp_path)
     words = [*command.split(), str(pack)] + (["--scratch", str(scratch)] if command == "stage" else [])
     words += ["--rounds", "1"] if command == "bench kernel" else []
     assert main(words) == 1

@@ -27,10 +27,11 @@ from feedrate.bench.models import BATCH_SIZE, describe_device, measure_model
 from feedrate.bench.process import Clock, Say
 from feedrate.bench.results import CopyTime, MachineResult
 from feedrate.bench.speedtest import choose_device
-from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files, own_folder
+from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files
 from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
 from feedrate.figures import Figure, combine
 from feedrate.files.atomic import writing
+from feedrate.files.own_folder import own_folder
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.loader.geometry import Geometry
@@ -184,7 +185,7 @@ def load_result(path: Path) -> MachineResult:
 
 def _open_store(name: str, folder: Path, is_quick: bool, stack: ExitStack, say: Say) -> Store:
     check_store(folder)
-    inside = stack.enter_context(own_folder(folder, say))
+    inside = stack.enter_context(own_folder(folder, "feedrate-bench-machine-", say))
     return Store(name, folder, inside, choose_sizes(inside, QUICK if is_quick else FULL))
 
 

@@ -1,35 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that `bench machine` writes to a store, copies and reads: one large one, then many small ones.
 
-All lie in one folder of its own below the folder that was named, which goes away however this ends. A process
-that is killed leaves it behind, under a name that says what it is, with a lock that ended with the process:
-by that the next run knows what it may remove.
+All lie in one folder of its own below the folder that was named (files/own_folder.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import os
 import random
 import shutil
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from feedrate.bench.process import Say
 from feedrate.bench.results import CopyTime
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import ASSUMED, Figure
-from feedrate.files.atomic import explain_write_error, sync_file_system, writing
-from feedrate.files.lock import lock_fd, locked_if_free
-from feedrate.machine.describe import find_node
+from feedrate.files.atomic import sync_file_system, writing
 from feedrate.machine.disk import describe_storage, measure_room, try_to_reserve
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import StoreSpeed
@@ -37,8 +28,6 @@ from feedrate.machine.store import call_patiently, measure_store, measure_writes
 from feedrate.units import format_bytes
 
 GB = 1_000_000_000
-_NAME = "feedrate-bench-machine-"
-_LOCK = "in-use.lock"
 _BLOCK_BYTES = 1 << 20
 _CHUNK_BYTES = 32 << 20  # written through to the disk at once, so that time runs with the bytes
 _CHUNK_FILES = 100
@@ -122,65 +111,6 @@ def _find_lack(folder: Path, sizes: Sizes, needed: int, *, is_memory: bool) -> s
         return f"it lies in memory, which has {format_bytes(free)} free" if free < 4 * needed else ""
     failed = try_to_reserve(folder, needed)  # as quotas show
     return (failed.strerror or str(failed)).lower() if failed else ""
-
-
-@contextlib.contextmanager
-def own_folder(folder: Path, say: Say) -> Iterator[Path]:
-    """Make a folder for our files, and remove it at the end, with all that is in it.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
-    prefix = f"{_NAME}{quote(find_node(), safe='')}-"
-    remove_leftovers(folder, prefix, say)
-    try:
-        inside = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-    except OSError as error:
-        raise explain_write_error(error, folder / _NAME) from error
-    try:
-        descriptor = os.open(inside / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            with contextlib.suppress(OSError):  # no locks here: then nobody removes what is left behind
-                lock_fd(descriptor, wait=False)
-                # Now that it is locked: who finds the name free may be sure that its run has ended.
-                os.rename(inside / "lock", inside / _LOCK)
-            yield inside
-        finally:
-            with _no_interrupt():
-                shutil.rmtree(inside, ignore_errors=True)
-                os.close(descriptor)
-    finally:
-        with _no_interrupt():
-            shutil.rmtree(inside, ignore_errors=True)  # NFS keeps what was open, until it is closed
-
-
-def remove_leftovers(folder: Path, prefix: str, say: Say) -> None:
-    """Remove folders of runs of this user on this node that were killed."""
-    for path in sorted(folder.glob(f"{glob.escape(prefix)}*")):
-        try:
-            if path.is_symlink() or path.lstat().st_uid != os.getuid():
-                continue
-        except FileNotFoundError:  # another run has just ended
-            continue
-        with locked_if_free(path / _LOCK) as is_free:
-            if is_free:
-                say(f"removing {path}, which a run that was killed left behind")
-                shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _no_interrupt() -> Iterator[None]:
-    """Pass over a second Ctrl-C until the files are gone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tuple[CopyTime, CopyTime]]:

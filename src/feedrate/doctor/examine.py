@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +76,7 @@ def judge_run(
         mode=mode,
         exit_code=None if observed.ended_by_doctor or observed.standstill else observed.exit_code,
         seconds=observed.seconds,
-        machine=describe_machine(sys.argv),
+        machine=describe_machine(),
         # The curves begin with the first sample of the machine; the steps are drawn over them.
         origin_ns=int(trace.times_ns[0]) if len(trace) else None,
     )

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         remedies=(remedy,),
         run=_run_facts(observed, workers),
         curves=trace.curves(),
-        machine=describe_machine(sys.argv),
+        machine=describe_machine(),
     )
 
 

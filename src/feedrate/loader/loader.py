@@ -109,7 +109,7 @@ class Loader:
         decode: with device="cuda", where images are decoded: "cpu", "gpu", or "auto": on the GPU as much as
             the loop gains from. Pixels are the same; `stats()` tells.
         allow_addresses: hosts, ["s3://bucket"], where files may be that the pack names: it needs them for a
-            pack that another user may have made, and that names files elsewhere.
+            pack that names files elsewhere, and is no index that this user made.
     """
 
     @takes(Options)

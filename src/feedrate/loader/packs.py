@@ -15,7 +15,7 @@ from feedrate.format.pack import Pack
 from feedrate.remote.addresses import is_address, is_url
 from feedrate.remote.pack import RemotePack
 from feedrate.remote.retry import RetryPolicy
-from feedrate.remote.sources import read_addresses
+from feedrate.remote.trust import read_addresses
 
 if TYPE_CHECKING:
     from feedrate.scratch.copy import Held
@@ -31,7 +31,7 @@ def open_pack(
 
     Args:
         scratch: "auto" or a folder: copy it there while it is read.
-        allow_addresses: where files may be that a pack names which another user may have made.
+        allow_addresses: where files may be that a pack names and that this user did not index.
 
     Raises:
         NotFound, StorageError: there is none, or nobody answers.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,17 @@ PACKAGES = (
     "simplejpeg", "opencv-python-headless", "opencv-python",
 )  # fmt: skip
 
+# Options whose value is a word of ours. Any other may be a folder's name, and that a person's.
+_NAMING = ("--model", "--device", "--set", "--interpolation")
+_NUMBER = re.compile(r"-|[\d.]+[a-zA-Z%]{0,3}")  # "-": standard output
+
 
 def describe_machine(command_line: Sequence[str] | None = None) -> Machine:
-    """Return the facts about this machine; nothing that names a person, a host or a folder of theirs."""
+    """Return the facts about this machine; nothing that names a person, a host or a folder of theirs.
+
+    Args:
+        command_line: None: as this feedrate was called, with PATH in the place of every path.
+    """
     return Machine(
         cpu_model=read_cpu_model(),
         usable_cores=count_usable_cores(),
@@ -32,9 +41,30 @@ def describe_machine(command_line: Sequence[str] | None = None) -> Machine:
         python=platform.python_version(),
         versions={name: found for name in PACKAGES if (found := _find_version(name)) is not None},
         commit=find_commit(Path(__file__).parent),
-        command_line=tuple(sys.argv[1:] if command_line is None else command_line),
+        command_line=_read_own_call() if command_line is None else tuple(command_line),
         gpus=tuple(gpu.name for gpu in describe_gpus()),
     )
+
+
+def _read_own_call() -> tuple[str, ...]:
+    """Return the command, its options and their numbers; () in a program that is not feedrate's own."""
+    program, *words = sys.argv or [""]
+    if os.path.basename(program) != "feedrate" and not program.endswith("feedrate/__main__.py"):
+        return ()
+    commands = 2 if words[:1] == ["bench"] else 1
+    kept, option = words[:commands], ""
+    for word in words[commands:]:
+        if word == "--":  # a command that is not ours
+            break
+        if is_option := word.startswith("--"):
+            option, equals, value = word.partition("=")
+        else:
+            equals, value = "", word
+        if value:
+            value = value if option in _NAMING or _NUMBER.fullmatch(value) else "PATH"
+        kept.append(f"{option}{equals}{value}" if is_option else value)
+        option = option if is_option else ""
+    return tuple(kept)
 
 
 def find_node() -> str:

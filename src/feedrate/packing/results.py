@@ -328,6 +328,7 @@ class IndexResult:
         rejected: not in the index, each with its reason; also in rejected.jsonl.
         left_out: fields that cannot be indexed -> why.
         deep_images: gray of more than 8 bits, which loading does not take without `depth`.
+        to_allow: what readers of the index have to type, and why; "": nothing.
     """
 
     source: str
@@ -348,6 +349,7 @@ class IndexResult:
     left_out: Mapping[str, str]
     ignored: Mapping[str, int]
     deep_images: int = 0
+    to_allow: str = ""
 
 
 @dataclass(frozen=True, slots=True)

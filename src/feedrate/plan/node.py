@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from feedrate.errors import StorageError
 from feedrate.figures import GIVEN, Figure
+from feedrate.files.own_folder import own_folder
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.gpu import describe_gpus
@@ -145,9 +145,9 @@ def _find_scratch_speed(
     say(f"measuring {folder}")
     write, create = measure_writes(folder)
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix="feedrate-plan-") as inside:
-            files = _write_files(Path(inside))
-            return replace(measure_store(inside, files, seconds=2.0), path=folder,
+        with own_folder(folder, "feedrate-plan-", say) as inside:
+            files = _write_files(inside)
+            return replace(measure_store(str(inside), files, seconds=2.0), path=folder,
                            write_bytes_per_s=write, create_s=create)  # fmt: skip
     except OSError as error:
         raise StorageError(

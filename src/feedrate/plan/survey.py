@@ -23,6 +23,7 @@ from typing import NamedTuple
 from feedrate import kernel
 from feedrate.errors import SourceError, StorageError
 from feedrate.figures import MEASURED, Figure, combine
+from feedrate.files.own_folder import own_folder
 from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
@@ -61,10 +62,10 @@ def survey_dataset(
     say("counting samples")
     if not is_url(dataset):
         _check_answers(dataset)
-    with tempfile.TemporaryDirectory(prefix="feedrate-plan-") as scratch:
+    with own_folder(tempfile.gettempdir(), "feedrate-plan-") as scratch:
         sampled = call_patiently(
             dataset,
-            lambda: sample_dataset(dataset, scratch, seconds=_COUNTING * seconds),
+            lambda: sample_dataset(dataset, str(scratch), seconds=_COUNTING * seconds),
             _COUNTING * seconds + _HANG_S,
         )
         say("measuring how the source answers")
@@ -88,10 +89,10 @@ def measure_sizes(dataset: str, *, seconds: float = 10.0, say: Callable[[str], N
     say("counting samples")
     if not is_url(dataset):
         _check_answers(dataset)
-    with tempfile.TemporaryDirectory(prefix="feedrate-plan-") as scratch:
+    with own_folder(tempfile.gettempdir(), "feedrate-plan-") as scratch:
         sampled = call_patiently(
             dataset,
-            lambda: sample_dataset(dataset, scratch, seconds=_COUNTING * seconds),
+            lambda: sample_dataset(dataset, str(scratch), seconds=_COUNTING * seconds),
             _COUNTING * seconds + _HANG_S,
         )
         contents = sampled.read(_READING * seconds)

@@ -94,12 +94,15 @@ def measure_costs(
 def _in_memory(samples: Sequence[tuple[str, bytes]]) -> Iterator[tuple[str, list[str]]]:
     """Yield a folder with the samples as files, in memory where there is room for it, and their names."""
     from feedrate.errors import StorageError
+    from feedrate.files.own_folder import own_folder
 
     size_bytes, shared = sum(len(data) for _, data in samples), "/dev/shm"
     has_room = os.access(shared, os.W_OK) and _free_bytes(shared) > 3 * size_bytes
     names = [f"{number}{suffix}" for number, (suffix, _) in enumerate(samples)]
-    with tempfile.TemporaryDirectory(prefix="feedrate-plan-", dir=shared if has_room else None) as folder:
+    with own_folder(shared if has_room else tempfile.gettempdir(), "feedrate-plan-") as inside:
+        folder = os.path.join(inside, "samples")
         try:
+            os.mkdir(folder)
             for name, (_, data) in zip(names, samples, strict=True):
                 with open(os.path.join(folder, name), "wb") as file:
                     file.write(data)

@@ -28,7 +28,7 @@ from feedrate.format.fields import Kind
 from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, file_path
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.remote import fetch, sources
+from feedrate.remote import fetch, sources, trust
 from feedrate.remote.addresses import Place, is_address, is_url
 from feedrate.remote.fetch import FetchedBytes, PendingFetch, Piece, RangeReader
 from feedrate.remote.index_files import IndexFolder, origin
@@ -173,7 +173,7 @@ class RemotePack(Pack):
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
             manifest = self._read_manifest()
-            sources.check_addresses(source, manifest, allow_addresses)
+            trust.check_addresses(source, manifest, allow_addresses)
             self._index = index = IndexFolder(source, self.reader)
             closing.append(index.close)
             self.copy = None if open_copy is None else open_copy(manifest, self.reader)

@@ -95,6 +95,7 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     ]
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
+    lines += ["", f"note: {result.to_allow}"] if result.to_allow else []
     next_line = (
         f"next: feedrate ls {shell_quote(result.target)}, or in Python "
         f"feedrate.Loader({result.target!r}{', depth=...' if result.deep_images else ''})"

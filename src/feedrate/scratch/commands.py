@@ -25,7 +25,7 @@ from feedrate.machine.disk import describe_storage
 from feedrate.machine.isolated import isolated_command
 from feedrate.progress import Tick
 from feedrate.remote.addresses import is_url
-from feedrate.remote.sources import read_addresses
+from feedrate.remote.trust import read_addresses
 from feedrate.scratch.clearing import Clearing, find_limit, is_mine, list_leftovers
 from feedrate.scratch.folder import Scratch, find_scratch, list_user_folders
 from feedrate.scratch.lease import Lease
@@ -221,7 +221,7 @@ def stage(
         streams: reads in flight; None: 8, and 16 behind an address.
         allow_network: let scratch be a file system that other machines serve.
         check: read what is there already, and bring anew what is not as it was copied.
-        allow_addresses: where files may be that a pack names which another user may have made:
+        allow_addresses: where files may be that a pack names and that this user did not index:
             ["s3://bucket"].
         watch: told how far it is. say: told what the user should know, a sentence at a time.
 

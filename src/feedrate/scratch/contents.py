@@ -34,8 +34,8 @@ from feedrate.format.manifest import (
 from feedrate.remote.addresses import Place, PlacedFile, is_address, is_url, split_source
 from feedrate.remote.fetch import fetch_manifest
 from feedrate.remote.retry import Retry
-from feedrate.remote.sources import check_addresses
 from feedrate.remote.transfer import Told
+from feedrate.remote.trust import check_addresses
 from feedrate.scratch.marker import CopiedFile, Marker, check_name
 from feedrate.units import printable, shell_quote
 
@@ -89,7 +89,7 @@ def read_contents(
 
     Args:
         attempts: how often a source behind an address is asked; None: as often as for its files.
-        allow_addresses: where files may be that a pack names which another user may have made.
+        allow_addresses: where files may be that a pack names and that this user did not index.
 
     Raises:
         NotFound: there is nothing of that name, or a pack lacks one of its files.

@@ -55,7 +55,7 @@ class StagingOptions:
         keep_s: how long the copy stays when nobody uses it; None: until it is deleted.
         allow_network: let scratch be a file system that other machines serve.
         check: read what has landed before, and bring anew what is not as it was copied.
-        allow_addresses: where files may be that a pack names which another user may have made.
+        allow_addresses: where files may be that a pack names and that this user did not index.
     """
 
     streams: int | None = None

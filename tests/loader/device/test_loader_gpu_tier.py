@@ -475,6 +475,18 @@ def test_what_the_gpu_finds_bad_is_decoded_whole_by_the_cpu(gpu: FakeGpu, mixed:
     assert 0 < stats.by_gpu < 28
 
 
+def test_what_the_gpu_finds_bad_takes_room_once(gpu: FakeGpu, tmp_path: Path) -> None:
+    def spoil(name: str, args: Any) -> None:
+        if name == "prepare":
+            args[4][1::3] |= 8
+
+    gpu.spoil = spoil
+    folder = write_images(tmp_path / "pack", 30, side=40)
+    stats = assert_same_as_without(folder, Cache(gpu=30 * 40 * 40 * 3), 2, "gpu")
+    (tier,) = stats.cache.tiers
+    assert (tier.samples, tier.hits) == (30, 30)
+
+
 def test_a_crop_whose_weights_are_unsure_comes_from_the_cpu(gpu: FakeGpu, mixed: Path) -> None:
     def spoil(name: str, args: Any) -> None:
         if name == "prepare_crops":

@@ -88,6 +88,7 @@ class GpuTier:
         self._tables = {name: np.zeros(samples, _ROW) for name in fields}
         self._chunks: list[Any] = []
         self._left = 0  # of the last chunk
+        self._unused: list[Any] = []  # parts of chunks that were given back
         self._is_full = self.is_frozen = False  # full: nothing is claimed any more
         self._check_budget()
         self.begin_epoch()
@@ -155,7 +156,8 @@ class GpuTier:
             claimed: Flags = table["state"][positions] == ABSENT
             if limit is not None:
                 claimed &= sizes <= limit
-                fits = np.cumsum(np.where(claimed, sizes, 0)) <= self._left + self._budget.left
+                room = self._left + sum(map(len, self._unused)) + self._budget.left
+                fits = np.cumsum(np.where(claimed, sizes, 0)) <= room
                 self._is_full = bool(claimed.any()) and not (claimed & fits).any()
                 claimed &= fits
             table["state"][positions[claimed]] = CLAIMED
@@ -164,12 +166,21 @@ class GpuTier:
     def reserve(self, size_bytes: int) -> Any:
         """Return memory for an image; None: there is none."""
         with self._lock:
+            for i, part in enumerate(self._unused):
+                if len(part) >= size_bytes:
+                    self._unused[i : i + 1] = [part[size_bytes:]] if len(part) > size_bytes else []
+                    return part[:size_bytes]
             if size_bytes > self._left and not self._grow(size_bytes):
                 return None
             chunk = self._chunks[-1]
             start = len(chunk) - self._left
             self._left -= size_bytes
             return chunk[start : start + size_bytes]
+
+    def give_back(self, rooms: Sequence[Any]) -> None:
+        """Let other images have memory that was reserved, in which nothing was kept."""
+        with self._lock:
+            self._unused += rooms
 
     def _grow(self, size_bytes: int) -> bool:
         if self.is_frozen:
@@ -259,6 +270,7 @@ class GpuTier:
             had_memory = bool(self._chunks)
             self._budget.give(self.memory_bytes)
             self._chunks.clear()
+            self._unused.clear()
             self._left, self._is_full, self.is_frozen = 0, True, True
             self._tables = {}
         if had_memory:
@@ -408,30 +420,38 @@ class StoredPixels:
                 break
             tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, job.bytes_read))
             job.event.synchronize()
-            images = job.out
+            images, rooms = job.out
             is_good = job.taken & ((job.statuses.numpy() & ~UNSURE_BIT) == 0) & (images["address"] != 0)
             good = left[is_good]
             self._tier.keep(request.field.name, places.positions[good], images[is_good], lengths[good])
             kept[good] = True
+            # The CPU is to decode the others, and asks for room of its own.
+            self._tier.give_back([room for i, room in rooms.items() if not is_good[i]])
             left = left[~job.taken]
         self._meter.add_gpu(int(kept.sum()), {})
         return kept
 
     def _store(
         self, request: PackRequest, plan: batch.BatchPlan, buffers: Mapping[str, Any], statuses: Any
-    ) -> Any:
-        """Queue the kernels that decode into the tier; return where images will be (rows of IMAGE)."""
+    ) -> tuple[Rows, dict[int, Any]]:
+        """Queue the kernels that decode into the tier.
+
+        Returns:
+            Where images will be, as rows of IMAGE, and the memory of those that have room.
+        """
         components = plan.components(len(statuses))
         images = np.zeros(len(components), batch.IMAGE)
         images["width"], images["height"] = read_sides(request.field, request.places.rows)
         images["channels"] = np.where(components == 1, 1, request.size[2])
+        rooms = {}
         for i in np.flatnonzero(components).tolist():
             _, width, height, channels = images[i].tolist()
             room = self._tier.reserve(width * height * channels)
-            images["address"][i] = 0 if room is None else room.data_ptr()
+            if room is not None:
+                rooms[i], images["address"][i] = room, room.data_ptr()
         addresses = transfer.send(images["address"].copy(), self._tier.device)
         batch.run_whole(plan, self._decoder.launch, buffers, addresses, statuses, request.size[2])
-        return images
+        return images, rooms
 
     def _fill_here(self, request: PackRequest, sizes: I64, tally: Tally) -> None:
         """Decode the others on the CPU, and copy them to the tier."""

@@ -44,7 +44,7 @@ from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.recode import RECODE_SETTINGS
 from feedrate.packing.results import MergedPack, MergeResult
 from feedrate.packing.tables import Table, bring_tables
-from feedrate.remote.sources import check_addresses
+from feedrate.remote.trust import check_addresses, note_addresses
 from feedrate.units import format_count, printable, shell_quote
 
 _SHARD = re.compile(r"shard-(\d+)\..*")
@@ -349,7 +349,7 @@ class MergeOptions:
     Attributes:
         prefix: keys and original paths of each pack begin with its name: that of its folder, without '.pack'.
         refer: name the files by their paths even where they could be linked.
-        allow_addresses: where files may be that a pack names which another user may have made.
+        allow_addresses: where files may be that a pack names and that this user did not index.
     """
 
     prefix: bool = False
@@ -408,6 +408,7 @@ def _merge(folder: Path, packs: list[Pack], prefixes: list[str], options: MergeO
     if data := b"".join(file.read_bytes() for file in rejections):
         write_file(folder / REJECTED_NAME, data)
     sync_folder(folder)
+    note_addresses(manifest)  # all were allowed; where it fails, the loader shows the line to type
     write_manifest(folder, manifest)
     write_quality(folder)
     label = manifest.field("label")

@@ -42,7 +42,7 @@ from feedrate.remote.addresses import Place, split_source
 from feedrate.remote.copier import fetch
 from feedrate.remote.fetch import find_patiently
 from feedrate.remote.index_files import origin
-from feedrate.remote.sources import check_addresses
+from feedrate.remote.trust import check_addresses
 from feedrate.source.values import UnusableValue
 
 
@@ -208,7 +208,7 @@ def verify(
     """Check all checksums of a pack, and that its manifest, index and tars say the same.
 
     Args:
-        allow_addresses: where files may be that a pack names which another user may have made.
+        allow_addresses: where files may be that a pack names and that this user did not index.
 
     Raises:
         NotFound: there is no pack.

@@ -34,6 +34,7 @@ from feedrate.packing.results import IndexResult
 from feedrate.packing.workers import advance, report_tasks, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
+from feedrate.remote.trust import note_addresses
 from feedrate.source.bytes import Bytes
 from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.opening import is_pattern, open_reader
@@ -400,6 +401,7 @@ def conclude(
     manifest = Manifest(shard.share_shapes(fields, done), tuple(one.shard for one in done), told)
     if rejected:
         write_file(folder / REJECTED_NAME, shard.dump_rejections(rejected))
+    to_allow = note_addresses(manifest)
     write_file(folder / FILE_NAME, dump_manifest(manifest))
     files = {(part.folder, part.name) for part in manifest.shards}
     is_ranges = {part.container for part in manifest.shards} == {RANGES}
@@ -415,6 +417,7 @@ def conclude(
         rejected=rejected,
         left_out={},
         ignored={},
+        to_allow=to_allow,
     )
 
 
