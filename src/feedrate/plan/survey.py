@@ -23,6 +23,7 @@ from typing import NamedTuple
 from feedrate import kernel
 from feedrate.errors import SourceError, StorageError
 from feedrate.figures import MEASURED, Figure, combine
+from feedrate.format.manifest import find_index
 from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
 from feedrate.machine.cpu import measure_usable_cores
@@ -33,7 +34,7 @@ from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
 from feedrate.plan.trial import Reading, find_missing, measure_costs, measure_reading
 from feedrate.remote.addresses import Place, is_url
-from feedrate.units import format_count
+from feedrate.units import format_count, shell_quote
 
 # Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
 _COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
@@ -130,6 +131,9 @@ def _describe(
     notes = [*sizes.notes, *costs.notes]
     if not sampled.has_images:
         notes.append("its samples are no images: their bytes count, decoding does not")
+    index = None if is_url(dataset) else find_index(dataset)
+    if index is not None:
+        notes.append(f"its index is {index}: feedrate plan {shell_quote(index)}")
     return Survey(
         dataset=dataset,
         kind=sampled.kind,
