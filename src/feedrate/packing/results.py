@@ -327,6 +327,7 @@ class IndexResult:
         resumed_parts: how many of the index's `parts` an earlier, unfinished run had already made.
         rejected: not in the index, each with its reason; also in rejected.jsonl.
         left_out: fields that cannot be indexed -> why.
+        split: where the dataset has parts, the one that is trained on, as `split=` takes it.
     """
 
     source: str
@@ -346,6 +347,7 @@ class IndexResult:
     by_pillow: Mapping[str, int]
     left_out: Mapping[str, str]
     ignored: Mapping[str, int]
+    split: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
 from feedrate.plan.trial import Reading, find_missing, measure_costs, measure_reading
 from feedrate.remote.addresses import Place, is_url
+from feedrate.source.names import find_train
 from feedrate.units import format_count, shell_quote
 
 # Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
@@ -131,6 +132,9 @@ def _describe(
     notes = [*sizes.notes, *costs.notes]
     if not sampled.has_images:
         notes.append("its samples are no images: their bytes count, decoding does not")
+    if sampled.parts and not find_train(sampled.parts):
+        names = ", ".join(sampled.parts)
+        notes.append(f"none of its parts ({names}) is called train: an epoch is counted over all of them")
     index = None if is_url(dataset) else find_index(dataset)
     if index is not None:
         notes.append(f"its index is {index}: feedrate plan {shell_quote(index)}")
@@ -167,6 +171,8 @@ def _describe(
         whole_s=costs.whole_s,
         cached_s=costs.cached_s,
         notes=tuple(notes),
+        parts=sampled.parts,
+        trained=find_train(sampled.parts),
     )
 
 

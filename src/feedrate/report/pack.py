@@ -85,9 +85,9 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     ]
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
-    next_line = (
-        f"next: feedrate ls {shell_quote(result.target)}, or in Python feedrate.Loader({result.target!r})"
-    )
+    split = f', split="{result.split}"' if result.split else ""
+    loader = f"feedrate.Loader({result.target!r}{split})"
+    next_line = f"next: feedrate ls {shell_quote(result.target)}, or in Python {loader}"
     return lay_out([*lines, "", Command(next_line)], width)
 
 

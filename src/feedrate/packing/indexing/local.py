@@ -36,6 +36,7 @@ from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.source.bytes import Bytes
 from feedrate.source.in_place import InPlace, home_of
+from feedrate.source.names import find_train
 from feedrate.source.opening import is_pattern, open_reader
 from feedrate.source.options import SourceOptions
 from feedrate.source.record import FileRange, Reader, Record, SpooledReader
@@ -434,7 +435,13 @@ def conclude(
         rejected=rejected,
         left_out={},
         ignored={},
+        split=_find_split(fields),
     )
+
+
+def _find_split(fields: Sequence[Field]) -> str:
+    parts = next((f.classes for f in fields if f.name == "split" and f.classes is not None), ())
+    return find_train(parts) or "all" if len(parts) > 1 else ""
 
 
 def remove_all(folder: Path, parts: int) -> None:
