@@ -139,6 +139,16 @@ def test_append_tells_of_new_classes_and_of_the_split(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("home")
+def test_append_with_the_pack_in_front_prints_the_right_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["append", "p", "new"]) == 1
+    error, hint = [line for line in capsys.readouterr().err.splitlines() if line][-2:]
+    assert error == "error: new is not a pack, and p is: the source comes first, then the pack"
+    assert hint == "hint: feedrate append new p"
+    assert main([*hint.split()[2:], "--workers", "1"]) == 0
+    assert len(Dataset("p")) == 20
+
+
+@pytest.mark.usefixtures("home")
 def test_append_of_nothing_but_a_damaged_file_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     Path("old/cat/more.jpg").write_bytes(b"no image")
     assert main(["append", "old", "p", "--workers", "1", "--skip-existing", "--strict"]) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from feedrate.cli import main
@@ -44,3 +45,17 @@ def test_an_archive_that_is_refused_gets_a_sentence_and_a_hint(
     assert f"error: {source}: the name '../.ssh/authorized_keys' {words}" in err
     assert "hint: unpack the archive with a tool you trust" in err
     assert not (tmp_path / "p").exists()
+
+
+def test_pixels_of_an_hdf5_file_are_told_to_go_raw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["image"] = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    assert main(["pack", str(tmp_path / "d.h5"), str(tmp_path / "p"), "--workers", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(i for i, line in enumerate(lines) if "6 through Pillow, which is slower" in line)
+    assert lines[at + 1].strip() == "stored as pixels anyway: with --raw the kernel reads them"
+    assert main(["pack", str(tmp_path / "d.h5"), str(tmp_path / "raw"), "--raw", "--workers", "1"]) == 0
+    assert "all 6 images by the kernel" in capsys.readouterr().out

@@ -191,11 +191,23 @@ def test_marks_and_signs_have_plain_forms_where_the_encoding_lacks_them(tmp_path
     assert (tmp_path / "out").read_text() == "4m10s ~9%^ ?\n"
 
 
-@pytest.mark.usefixtures("looked_at")
-def test_the_largest_numbers_that_are_taken_are_reckoned_with(capsys: Output) -> None:
+def test_the_largest_numbers_that_are_taken_are_reckoned_with(
+    looked_at: dict[str, Any], capsys: Output
+) -> None:
     words = ["--epochs", "1000000", "--workers", "1024", "--batch-size", "1000000", "--model-rate", "0.001"]
     assert main(["plan", "/data", *words, "--scratch", "/"]) == 0
-    assert "years" in capsys.readouterr().out.replace("y ", "years ")
+    assert "\n1,000,000 epochs; as it is, with 1,024 workers:\n" in capsys.readouterr().out
+    assert main(["plan", "/data", *words, "--scratch", "/", "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for way in document["ways"]:
+        before, first, later, total = (
+            way[name]["value"] for name in ("before_s", "first_epoch_s", "later_epoch_s", "total_s")
+        )
+        assert total == pytest.approx(before + first + 999_999 * later)
+        assert later > 0
+    commands = next(way["commands"] for way in document["ways"] if way["code"] == "pack")
+    assert "batch_size=1000000," in commands[-1]
+    assert looked_at["model_rate"] == 0.001
 
 
 @pytest.mark.usefixtures("looked_at")

@@ -7,8 +7,9 @@ and TFRecord files may also lie elsewhere: 's3://bucket/train-*.tar', or, since 
 nothing, 'https://host/train-{000..009}.tar'. Then TARGET is needed; each shard is brought once, to
 that folder, looked at and deleted, and the loader reads the shards where they lie.
 
-The index is what a pack has beside its shards: where each sample lies, its checksum, and where
-the decoder can enter each JPEG. feedrate.Loader, feedrate.Dataset, 'feedrate verify' and
+The index goes to PATH.index, beside what it describes; of a folder of shards, into that folder.
+It is what a pack has beside its shards: where each sample lies, its checksum, and where the
+decoder can enter each JPEG. feedrate.Loader, feedrate.Dataset, 'feedrate verify' and
 'feedrate ls' take the folder with the index as they take a pack. When indexing is interrupted,
 the same command goes on where it stopped. When the files change, index them again.
 
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="PATH", help="what to index: a folder, a file, a pattern of files, or an address")
     add("target", nargs="?", metavar="TARGET",
-        help="the folder where the index goes (default: into the folder itself; for a file, to PATH.index; "
-        "needed for an address)")
+        help="the folder where the index goes (default: PATH.index; for a folder of shards, that folder; "
+        "needed for a pattern and for an address)")
     add_old_spelling(parser, "--to", now="the second word: feedrate index PATH TARGET")
     add("--labels", type=Path, metavar="FILE", help="a table that says which image has which label")
     add("--path-column", metavar="C", help="its column of file names (default: guessed)")

@@ -260,6 +260,11 @@ def read_manifest(pack: str | os.PathLike[str]) -> Manifest:
             )
         hint = suggest_path(folder) or f"make one: feedrate pack SOURCE {shell_quote(folder)}"
         raise NotFound(f"no pack at {folder}", hint=hint)
+    beside = None if (folder / FILE_NAME).exists() else find_index(folder)
+    if beside is not None:
+        raise NotFound(
+            f"{folder} is not a pack: its index is {beside}", hint=f"name that: {shell_quote(beside)}"
+        )
     if not folder.is_dir():
         is_ours = folder.name == FILE_NAME
         raise NotFound(
@@ -361,6 +366,21 @@ def _check_parts(manifest: Manifest) -> None:
 def is_unfinished(folder: Path) -> bool:
     """Return whether a folder without a manifest is a pack in the making."""
     return (folder / PROGRESS_NAME).exists() or any(folder.glob("shard-*.tar"))
+
+
+def index_beside(source: str | os.PathLike[str]) -> Path:
+    """Return where the index of a file, or of a folder of files, is: in NAME.index beside it."""
+    path = os.fspath(source).rstrip("/")
+    if os.path.basename(path) in ("", ".", ".."):
+        path = os.path.realpath(path or "/")
+    return Path(f"{path}.index")
+
+
+def find_index(source: str | os.PathLike[str]) -> Path | None:
+    """Return the finished index that is beside a file or a folder; None: there is none."""
+    folder = index_beside(source)
+    is_finished = (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists()
+    return folder if is_finished else None
 
 
 def _not_a_pack(folder: Path) -> NotFound:

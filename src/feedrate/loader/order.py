@@ -381,6 +381,19 @@ def find_parts(pack: Pack) -> tuple[str, ...]:
     return tuple(names) if len(names) > 1 else ()
 
 
+def count_parts(pack: Pack) -> dict[str, int]:
+    """Return the pack's parts by the names that `split=` takes, each with its samples.
+
+    Of several splits, one: that of the usual name, or else the first.
+    """
+    names = find_parts(pack)
+    chosen = [name for name in names if ":" not in name]
+    if not chosen and names:
+        column = names[0].partition(":")[0]
+        chosen = [name for name in names if name.startswith(f"{column}:")]
+    return {name: len(_find_split(pack, name)) for name in chosen}
+
+
 def _find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
     if not isinstance(split, str):
         return cut(_find_pieces(pack) if split is not None else len(pack), split)

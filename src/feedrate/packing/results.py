@@ -329,6 +329,7 @@ class IndexResult:
         left_out: fields that cannot be indexed -> why.
         deep_images: gray of more than 8 bits, which loading does not take without `depth`.
         to_allow: what readers of the index have to type, and why; "": nothing.
+        split: where the dataset has parts, the one that is trained on, as `split=` takes it.
     """
 
     source: str
@@ -350,6 +351,7 @@ class IndexResult:
     ignored: Mapping[str, int]
     deep_images: int = 0
     to_allow: str = ""
+    split: str = ""
 
 
 @dataclass(frozen=True, slots=True)

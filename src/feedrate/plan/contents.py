@@ -12,8 +12,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,11 +21,13 @@ import numpy as np
 
 from feedrate.errors import NotFound, SourceError
 from feedrate.figures import Figure
+from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Kind
 from feedrate.format.keys import file_suffix
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
 from feedrate.in_time import map_in_time
+from feedrate.loader.order import count_parts
 from feedrate.loader.packs import open_pack
 from feedrate.machine.memory import measure_file_residency
 from feedrate.plan.folders import AT_ONCE, TreeCount, count_tree
@@ -34,7 +36,7 @@ from feedrate.remote.addresses import Place, explained, is_url, split_source
 from feedrate.source.bytes import Bytes
 from feedrate.source.detect import SourceKind, kind_by_name
 from feedrate.source.opening import find_files, is_pattern, open_reader
-from feedrate.source.record import ContainerValue, FileRange, Record, Value, describe_others
+from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value, describe_others
 from feedrate.source.values import UnusableValue
 from feedrate.units import format_count, shell_quote
 
@@ -45,6 +47,7 @@ _MOST_RESIDENT = 200  # files whose pages are looked for
 _MOST_WAITED = 150  # files that Pillow reads where they are
 _FEW = 100  # files: all are asked for their sizes
 _ASKING_S = 2.0
+_FOLD_NAMES = ("split", "fold", "folds", "subset", "partition", "set")
 _MOST_SAMPLES, _MOST_BYTES = 256, 48 << 20  # whose contents are read
 
 
@@ -66,6 +69,7 @@ class Sampled:
         timed: files (path, size) that tell how the file system answers; of a folder's, whose names nobody has
             asked for yet, the largest size that they may have.
         waited: files of which one sees how long Pillow waits for them, the same way.
+        parts: names that `split=` takes of a pack, and of a folder's, and how many samples each has.
         unasked: files whose size is not in `sizes`, since they are left for timing.
         fetched: the same behind an address: (address of a folder, file in it, size).
         read: reads the contents of samples that were drawn, for so many seconds.
@@ -91,6 +95,7 @@ class Sampled:
     fetched: Sequence[tuple[str, bytes, int]] = ()
     waited: Sequence[str] = ()
     unasked: Sequence[str] = ()
+    parts: Mapping[str, Figure] = field(default_factory=dict)
 
 
 def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
@@ -188,7 +193,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         read=partial(_read_values, root, [FileRange(path, size, path) for path, size in inside]),
         list_s=tree.list_s, is_partial=not tree.is_whole, how=tree.how,
         resident=_find_resident([file for file in sizes.items() if file[1]]), notes=tuple(notes),
-        waited=others[-waited:], unasked=tree.paths[count : count + _MOST_SIZES],
+        waited=others[-waited:], unasked=tree.paths[count : count + _MOST_SIZES], parts=tree.parts,
     )  # fmt: skip
 
 
@@ -279,8 +284,12 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
     kind = "index" if all(shard.is_in_place for shard in shards) else "pack"
     note = "its index says so"
     timed = [] if is_far else _list_shards(pack)
+    is_files = all(shard.container == FILES for shard in shards)
+    if is_files:  # each value of an index of single files is one of them
+        timed = [(os.fsdecode(value.file), value.size_bytes) for value in values]
     return Sampled(
-        kind=kind, samples=Figure.exactly(len(pack), note=note), files=Figure.exactly(len(shards), note=note),
+        kind=kind, samples=Figure.exactly(len(pack), note=note), 
+        files=Figure.exactly(len(pack) if is_files else len(shards), note=note),
         folders=Figure.exactly(1), sizes=sizes[good].tolist(), is_all=count == len(pack),
         total_bytes=Figure.exactly(sum(s.size_bytes for s in shards), note=note) if kind == "pack" else None,
         timed=timed, suffixes=Counter(file_suffix(value.path) for value in values),
@@ -289,6 +298,7 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
         resident=_find_resident(timed),
         has_images=image is not None and image.kind is Kind.IMAGE and image.coding is not Coding.RAW,
         fetched=[(root, name, size) for name, size in named] if is_far else (),
+        parts={name: Figure.exactly(count, note=note) for name, count in count_parts(pack).items()},
     )  # fmt: skip
 
 
@@ -422,10 +432,17 @@ def _look_through(path: str, size_bytes: int, scratch: str, seconds: float, amon
         contents = _read_drawn(source, drawn, _MOST_BYTES // among)
     finally:
         source.close()
-    note = f"{_share(rejected, count, 'sample')} cannot be used, as {why}" if rejected else ""
+    said = [f"{_share(rejected, count, 'sample')} cannot be used, as {why}"] if rejected else []
+    note = "; ".join([*said, *_note_folds(reader)])
     has_images = any("image" in one.values for one in drawn)
     return _Looked(count - rejected, float(size_bytes) if is_whole else walked, is_whole, sizes, contents,
                    has_images, note)  # fmt: skip
+
+
+def _note_folds(reader: Reader) -> list[str]:
+    names = () if reader.table is None else reader.table.columns
+    fold = next((name for name in names if name.lower() in _FOLD_NAMES), "")
+    return [f"its table has a column '{fold}': an epoch is counted over all rows"] if fold else []
 
 
 def _size(value: Value) -> int:

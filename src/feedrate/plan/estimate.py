@@ -251,10 +251,11 @@ def estimate_epoch(
     if rate is not None:
         devices = max(node.gpus, 1) * node.nodes
         alone = combine(
-            lambda samples, rate: samples / rate / devices, {"samples": survey.samples, "rate": rate}
+            lambda samples, rate: samples / rate / devices, {"samples": survey.trained_samples, "rate": rate}
         )
         answers["the device alone"] = alone
     figures = _name_dataset(survey)
+    figures |= {f"samples of '{name}'": (count, "") for name, count in survey.parts.items()}
     figures |= {"decoding with Pillow, a core": (survey.pillow_s, "s")} if survey.pillow_s else {}
     figures |= {"decoding by feedrate, a core": (survey.feedrate_s, "s")} if survey.feedrate_s else {}
     figures |= {"cores": (node.cores, "")}

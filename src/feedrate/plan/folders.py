@@ -23,6 +23,7 @@ from feedrate.files.tree import FolderSample, sample_folder
 from feedrate.in_time import map_in_time
 from feedrate.machine.disk import describe_storage
 from feedrate.prelist import IMAGE_SUFFIXES
+from feedrate.source.names import SPLIT_NAMES
 from feedrate.units import format_count, format_seconds
 
 AT_ONCE = 16
@@ -112,6 +113,7 @@ class TreeCount:
         suffixes: of the images that were seen; `other_suffixes`: of other files.
         paths: of images, drawn at random; `other_paths`: of other files that were seen.
         list_s: what listing all of it takes, one folder after the other.
+        parts: of a dataset whose parts have class folders each (`train`, `val`): their images.
         unlisted: folders that could not be listed, and why.
     """
 
@@ -126,6 +128,7 @@ class TreeCount:
     is_whole: bool
     how: str
     unlisted: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, Figure] = field(default_factory=dict)
 
 
 def count_tree(root: str, *, seconds: float) -> TreeCount:
@@ -239,7 +242,24 @@ def _sum_up(root: str, levels: list[_Level], took_s: float) -> TreeCount:
         is_whole=whole,
         how=f"{how} in {format_seconds(took_s)}",
         unlisted={path: why for level in levels for path, why in level.unlisted.items()},
+        parts=_count_parts(root, levels, images.figure(seen, how)),
     )
+
+
+def _count_parts(root: str, levels: Sequence[_Level], images: Figure) -> dict[str, Figure]:
+    """Return the images of each part, where `feedrate pack` would make parts of these folders."""
+    counts: dict[str, float] = {}
+    for level in levels:
+        each = level.folders.value / max(len(level.listed), 1)
+        for one, scale in zip(level.listed, level.scales, strict=True):
+            name = os.path.relpath(one.path, root).partition("/")[0]
+            counts[name] = counts.get(name, 0.0) + one.wanted.total() * scale * each
+    counts = {name: count for name, count in sorted(counts.items()) if count}
+    has_classes = any(one.folders for level in levels[1:2] for one in level.listed)
+    if len(counts) < 2 or not has_classes or any(name.lower() not in SPLIT_NAMES for name in counts):
+        return {}
+    whole = math.fsum(counts.values())
+    return {name: images.scaled(count / whole) for name, count in counts.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -215,7 +215,7 @@ def describe_scale(survey: Survey, node: Node, batch_size: int) -> list[str]:
     source, scratch = survey.source, node.scratch
     written = None if scratch is None else scratch.write_bytes_per_s
     scale = at_scale(
-        samples=survey.samples.value,
+        samples=survey.trained_samples.value,
         size_bytes=survey.total_bytes.value,
         nodes=node.nodes,
         gpus=node.gpus,

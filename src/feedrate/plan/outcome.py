@@ -165,9 +165,10 @@ class Case:
         is_in_memory = self.node.scratch is not None and self.node.scratch.is_memory
         copied = on_scratch if is_in_memory else 0.0
         room = max(memory * MARGIN - processes - copied, 0.0)
-        kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"], room)
+        share = self.survey.trained_share
+        kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"] * share, room)
         in_memory = cache_bytes if recipe.cache == "ram" else 0.0
-        held = (room - in_memory) / max(size_bytes * (1 - kept), 1.0) if store.keeps_pages else 0.0
+        held = (room - in_memory) / max(size_bytes * share * (1 - kept), 1.0) if store.keeps_pages else 0.0
         held = 1.0 if copied else min(max(held, 0.0), 1.0)
 
         # What was just written is in memory, as far as there is room for it; a pack in that of one node.
@@ -243,7 +244,7 @@ class Case:
             device_s = max(device_s, 3 * self.survey.crop**2 / (v["to_device_bytes_per_s"] * self.ranks))
         cpu_s = v["feedrate_s" if is_packed else "pillow_s"] * (_FIXED_SHARE + (1 - _FIXED_SHARE) * shrink)
         cores = self.survey.feedrate_cores if is_packed else self.survey.pillow_cores
-        samples = v["samples"] / self.node.nodes
+        samples = v["samples"] * self.survey.trained_share / self.node.nodes
         # A store's readahead suits some sizes of reads more than others: in place, Pillow itself was timed.
         is_in_place = not is_packed and not recipe.is_local
         shared = (sample_bytes + _PACK_OVERHEAD_BYTES) / (sample_bytes + PAGE_BYTES)

@@ -214,8 +214,9 @@ def list_commands(
         return (*lines, f"DataLoader({dataset}, ..., num_workers={outcome.workers})")
     arguments = [
         'os.environ["DATA"]' if recipe.staged else repr(pack),
-        f"batch_size={min(batch_size, max(int(survey.samples.value), 1))}",
+        f"batch_size={min(batch_size, max(int(survey.trained_samples.value), 1))}",
     ]
+    arguments += [f'split="{survey.trained or "all"}"'] if survey.parts else []
     if survey.has_images:
         arguments += [f"image=feedrate.RandomResizedCrop({survey.crop})", "flip=True"]
     arguments += ['device="cuda"'] if node.gpus else []

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
@@ -38,6 +39,8 @@ class Survey:
         took_s: how long looking took.
         deep_share: of the images that were looked at, those that are gray of more than 8 bits.
         notes: sentences about what is odd: damaged samples, folders that cannot be listed.
+        parts: of the dataset (`train`, `val`), and how many samples each has; empty: it has none.
+        trained: the part that an epoch is; empty: an epoch is all of it.
     """
 
     dataset: str
@@ -72,6 +75,18 @@ class Survey:
     notes: tuple[str, ...] = ()
     crop: int = 224
     deep_share: float = 0.0
+    parts: Mapping[str, Figure] = field(default_factory=dict)
+    trained: str = ""
+
+    @property
+    def trained_share(self) -> float:
+        """Which share of the samples an epoch is."""
+        whole = math.fsum(part.value for part in self.parts.values())
+        return self.parts[self.trained].value / whole if self.trained and whole else 1.0
+
+    @property
+    def trained_samples(self) -> Figure:
+        return self.parts[self.trained] if self.trained else self.samples
 
     @property
     def has_images(self) -> bool:

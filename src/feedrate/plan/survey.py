@@ -24,6 +24,7 @@ from feedrate import kernel
 from feedrate.errors import SourceError, StorageError
 from feedrate.figures import MEASURED, Figure, combine
 from feedrate.files.own_folder import own_folder
+from feedrate.format.manifest import find_index
 from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
@@ -35,7 +36,8 @@ from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
 from feedrate.plan.trial import Reading, find_missing, measure_costs, measure_reading
 from feedrate.remote.addresses import Place, is_url
-from feedrate.units import format_count
+from feedrate.source.names import find_train
+from feedrate.units import format_count, shell_quote
 
 # Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
 _COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
@@ -132,6 +134,12 @@ def _describe(
     notes = [*sizes.notes, *costs.notes]
     if not sampled.has_images:
         notes.append("its samples are no images: their bytes count, decoding does not")
+    if sampled.parts and not find_train(sampled.parts):
+        names = ", ".join(sampled.parts)
+        notes.append(f"none of its parts ({names}) is called train: an epoch is counted over all of them")
+    index = None if is_url(dataset) else find_index(dataset)
+    if index is not None:
+        notes.append(f"its index is {index}: feedrate plan {shell_quote(index)}")
     return Survey(
         dataset=dataset,
         kind=sampled.kind,
@@ -166,6 +174,8 @@ def _describe(
         cached_s=costs.cached_s,
         notes=tuple(notes),
         deep_share=looked.deep / len(looked.good),
+        parts=sampled.parts,
+        trained=find_train(sampled.parts),
     )
 
 

@@ -294,6 +294,7 @@ def _resize(survey: Survey, size_bytes: int) -> Survey:
     return replace(
         survey,
         **scaled,
+        parts={name: replace(part.scaled(factor), origin=GIVEN) for name, part in survey.parts.items()},
         total_bytes=Figure.exactly(size_bytes, GIVEN, "size"),
         list_s=survey.list_s.scaled(factor).assumed("by size"),
         # What is in memory is of the dataset that is here.

@@ -25,7 +25,15 @@ from feedrate import kernel
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, file_path
+from feedrate.format.manifest import (
+    FILE_NAME,
+    ColumnPart,
+    IndexPart,
+    Manifest,
+    Shard,
+    file_path,
+    read_manifest,
+)
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
 from feedrate.remote import fetch, sources, trust
@@ -196,6 +204,8 @@ class RemotePack(Pack):
         self._shard_bytes = np.array(sizes, np.int64)
 
     def _read_manifest(self) -> Manifest:
+        if not is_url(self.source) and not os.path.exists(os.path.join(self.source, FILE_NAME)):
+            return read_manifest(self.source)  # raises: says what is there instead
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
         attempts = Retry(self.reader.trouble, address, OPENING)
         try:

@@ -29,6 +29,7 @@ def draw_pack(result: PackResult, width: int | None = None) -> str:
                 *_recoded_rows(result.recoded),
                 ("time", _time_words(result)),
                 ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+                *_pixel_rows(result),
                 ("ignored", _ignored_words(result.ignored)),
                 ("left out", f"{unlisted} that the table does not name" if result.unlisted else ""),
                 *_mapped_rows(result.mapped),
@@ -96,10 +97,10 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
     lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
     lines += ["", f"note: {result.to_allow}"] if result.to_allow else []
-    next_line = (
-        f"next: feedrate ls {shell_quote(result.target)}, or in Python "
-        f"feedrate.Loader({result.target!r}{', depth=...' if result.deep_images else ''})"
-    )
+    split = f', split="{result.split}"' if result.split else ""
+    depth = ", depth=..." if result.deep_images else ""
+    loader = f"feedrate.Loader({result.target!r}{split}{depth})"
+    next_line = f"next: feedrate ls {shell_quote(result.target)}, or in Python {loader}"
     return lay_out([*lines, "", Command(next_line)], width)
 
 
@@ -172,6 +173,14 @@ def _decoder_words(by_kernel: int, by_pillow: Mapping[str, int]) -> str:
     why = count_words(by_pillow)
     images = format_count(by_kernel, "image")
     return f"{images} by the kernel, {through_pillow:,} through Pillow, which is slower ({why})"
+
+
+def _pixel_rows(result: PackResult) -> list[tuple[str, str]]:
+    """Say what suits images that come as bare pixels, as those of HDF5 do: they are stored as PPM."""
+    formats = () if result.quality is None else result.quality.formats
+    if result.recoded is not None or not formats or any(one.name != "PPM" for one in formats):
+        return []
+    return [("", "stored as pixels anyway: with --raw the kernel reads them")]
 
 
 def _ignored_words(ignored: Mapping[str, int]) -> str:

@@ -71,17 +71,25 @@ def describe_survey(survey: Survey) -> list[tuple[str, str]]:
     formats = sorted(survey.formats.items(), key=lambda item: -item[1])
     named = ", ".join(f"{format_percent(share)} {name}" for name, share in formats[:4])
     pixels = f"; {survey.width:,.0f} x {survey.height:,.0f} pixels" if survey.width else ""
-    return [
+    return [row for row in (
         ("dataset", f"{survey.dataset} ({survey.kind}): {say_figure(survey.samples, 'samples')}, "
                     f"{say_figure(survey.total_bytes, 'bytes')}, in {say_figure(survey.files, 'files')} and "
                     f"{say_figure(survey.folders, 'folders')}"),
+        ("parts", _describe_parts(survey)),
         ("a sample", f"{say_figure(survey.sample_bytes, 'bytes')}, decoded "
                      f"{say_figure(survey.decoded_bytes, 'bytes')} (K = {say_figure(survey.factor, '')})"
                      f"{pixels}{'; ' if named else ''}{named}"),
         ("decoding", f"{_describe_decoding(survey)}; packing takes {say_figure(survey.pack_s, 's')}"),
         ("source", f"{describe_store(survey.source)}; {_describe_cached(survey.resident)}"),
         ("looked at", f"{survey.how} ({format_seconds(survey.took_s)})"),
-    ]  # fmt: skip
+    ) if row[1]]  # fmt: skip
+
+
+def _describe_parts(survey: Survey) -> str:
+    if not survey.parts:
+        return ""
+    counts = [f"{name}: {say_figure(count, '')}" for name, count in survey.parts.items()]
+    return f"{', '.join(counts)}; an epoch is {survey.trained or 'all of them'}"
 
 
 def _describe_decoding(survey: Survey) -> str:

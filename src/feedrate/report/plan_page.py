@@ -196,7 +196,9 @@ def _draw_survey(survey: Survey) -> str:
     formats = ", ".join(f"{format_percent(share)} {name}" for name, share in survey.formats.items())
     cached = "unknown" if survey.resident is None else format_percent(survey.resident)
     rows: list[tuple[str, Figure | None, str]] = [
-        ("samples", survey.samples, ""), ("files", survey.files, ""), ("folders", survey.folders, ""),
+        ("samples", survey.samples, ""),
+        *((f"samples of '{name}'", count, "") for name, count in survey.parts.items()),
+        ("files", survey.files, ""), ("folders", survey.folders, ""),
         ("size", survey.total_bytes, "bytes"), ("a sample", survey.sample_bytes, "bytes"),
         ("a sample, decoded", survey.decoded_bytes, "bytes"),
         ("K: decoded / encoded size", survey.factor, ""),

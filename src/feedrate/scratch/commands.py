@@ -20,6 +20,7 @@ from feedrate.cache.sharing import sweep
 from feedrate.errors import FeedrateError, NotFound, UsageError, suggest_path
 from feedrate.files.atomic import free_bytes
 from feedrate.files.permissions import find_replaceable
+from feedrate.format.manifest import find_index
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.isolated import isolated_command
@@ -282,6 +283,8 @@ def _remarks(staging: Staging) -> list[str]:
         there = describe_storage(source)
         if not there.is_network and there.mount_point == describe_storage(scratch.path).mount_point:
             said.append(f"{contents.marker.address} already lies on that disk: the copy will be no faster")
+        if contents.marker.kind != "pack" and (index := find_index(source)) is not None:
+            said.append(f"not copied: its index, {index}")
     if contents.left_out:
         said.append(
             f"left out: {format_count(contents.left_out, 'hidden file or folder', 'hidden files or folders')}"

@@ -21,7 +21,8 @@ from feedrate.units import printable
 
 _PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1,200}){0,10}")
 # What the parts of a dataset are called, where each has a folder or files of its own.
-SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval")
+TRAIN_NAMES = ("train", "training")
+SPLIT_NAMES = (*TRAIN_NAMES, "val", "valid", "validation", "test", "testing", "dev", "eval")
 _LONGEST_NAME = 4096  # as Linux has it
 _IMAGE_NAMES = (
     "image/encoded", "image", "images", "img", "jpg", "jpeg", "png", "webp", "x", "data", "pixel_values",
@@ -39,6 +40,11 @@ _BEGINNINGS = (
     (b"\xff\xd8\xff", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
     (b"II*\0", "tif"), (b"MM\0*", "tif"),
 )  # fmt: skip
+
+
+def find_train(parts: Iterable[str]) -> str:
+    """Return the part that is trained on, by its name; empty: none is called that."""
+    return next((part for part in parts if part.lower().rpartition(":")[2] in TRAIN_NAMES), "")
 
 
 def clean_name(name: bytes, archive: str) -> bytes:

@@ -279,15 +279,16 @@ def test_a_replaced_part_that_is_open_stays(packed: Path) -> None:
     assert sorted(result.removed_parts) == old[1:]
 
 
-def test_files_of_the_user_are_no_old_parts(photos: Path) -> None:
-    index(photos, workers=1)
-    (photos / "index-00007.arrow").write_bytes(b"mine")
-    (photos / ".reindexing").mkdir()
-    (photos / ".reindexing" / "mine").write_bytes(b"mine, too")
-    result = set_entries(photos, "gpu", remove_old=True, workers=1)
+def test_files_of_the_user_are_no_old_parts(photos: Path, tmp_path: Path) -> None:
+    made = tmp_path / "i"
+    index(photos, made, workers=1)
+    (made / "index-00007.arrow").write_bytes(b"mine")
+    (made / ".reindexing").mkdir()
+    (made / ".reindexing" / "mine").write_bytes(b"mine, too")
+    result = set_entries(made, "gpu", remove_old=True, workers=1)
     assert result.removed_parts == ("index-00000.arrow",)
-    assert (photos / "index-00007.arrow").read_bytes() == b"mine"
-    assert (photos / ".reindexing" / "mine").read_bytes() == b"mine, too"
+    assert (made / "index-00007.arrow").read_bytes() == b"mine"
+    assert (made / ".reindexing" / "mine").read_bytes() == b"mine, too"
 
 
 @pytest.fixture(params=["pack", "files", "ranges"])
@@ -519,10 +520,10 @@ def test_progress_counts_every_sample_and_the_bytes_of_its_images(photos: Path, 
     assert (ticks[-1].done_bytes, ticks[-1].total_bytes) == (size_bytes, size_bytes)
 
 
-def test_the_identity_of_a_file_that_was_indexed_must_be_a_checksum(photos: Path) -> None:
-    index(photos, workers=1)
-    set_entries(photos, "gpu", workers=1)
-    document = json.loads(without_digest((photos / "pack.json").read_bytes()))
+def test_the_identity_of_a_file_that_was_indexed_must_be_a_checksum(photos: Path, tmp_path: Path) -> None:
+    index(photos, tmp_path / "i", workers=1)
+    set_entries(tmp_path / "i", "gpu", workers=1)
+    document = json.loads(without_digest((tmp_path / "i" / "pack.json").read_bytes()))
     assert len(document["shards"][0]["identity"]) == 8
     document["shards"][0]["identity"] = "none"
     with pytest.raises(PackError, match="is damaged: ValueError 'none' is not a checksum"):

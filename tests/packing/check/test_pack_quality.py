@@ -235,10 +235,10 @@ def test_reasons_have_codes(reason: str, code: str) -> None:
 
 
 def test_an_index_has_no_report_and_says_so(tmp_path: Path) -> None:
-    save_image(tmp_path / "a" / "0.jpg", 0)
-    index(tmp_path)
+    save_image(tmp_path / "photos" / "a" / "0.jpg", 0)
+    index(tmp_path / "photos", tmp_path / "index")
     with pytest.raises(NotFound, match="is an index, and only packing looks at the quality"):
-        read_quality(tmp_path)
+        read_quality(tmp_path / "index")
 
 
 FACTS = st.builds(

@@ -27,7 +27,7 @@ from feedrate.format import containers
 from feedrate.format.entries import find_entries
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import key_of_stem, make_stem
-from feedrate.format.manifest import Manifest, read_manifest
+from feedrate.format.manifest import FILE_NAME, Manifest, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting
@@ -213,6 +213,7 @@ def append(
     options = options or AppendOptions()
     begin = time.monotonic()
     source = os.fspath(source)
+    _refuse_swapped(source, os.fspath(pack))
     check_nesting(source, Path(pack))
     with update.changing(pack) as opened:
         was_done = _clean_up(opened)
@@ -223,6 +224,15 @@ def append(
             arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
             result = _append(arrivals, opened, chosen, options.defaults, watch)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin)
+
+
+def _refuse_swapped(source: str, pack: str) -> None:
+    is_pack, is_source_pack = (os.path.exists(os.path.join(path, FILE_NAME)) for path in (pack, source))
+    if is_source_pack and not is_pack and os.path.exists(pack):
+        raise UsageError(
+            f"{pack} is not a pack, and {source} is: the source comes first, then the pack",
+            hint=f"feedrate append {shell_quote(pack)} {shell_quote(source)}",
+        )
 
 
 @contextlib.contextmanager

@@ -29,12 +29,19 @@ from feedrate.files.atomic import explained, free_bytes, is_temporary, sync_fold
 from feedrate.format.entries import ROW_BYTES, dump_entries, estimate_share, find_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part, read_metadata
-from feedrate.format.manifest import FILE_NAME, PROGRESS_NAME, IndexPart, Manifest, Shard, file_path
+from feedrate.format.manifest import (
+    FILE_NAME,
+    PROGRESS_NAME,
+    IndexPart,
+    Manifest,
+    Shard,
+    file_path,
+    find_index,
+)
 from feedrate.format.pack import Pack
 from feedrate.kernel import I32, I64, U8, Pool
 from feedrate.packing.build.shard import describe_part, write_part
 from feedrate.packing.change.update import changing, write_manifest
-from feedrate.packing.indexing.local import INDEX_SUFFIX
 from feedrate.packing.results import EntriesResult
 from feedrate.packing.workers import advance, count_threads, report_tasks, run_tasks
 from feedrate.progress import Tick
@@ -123,7 +130,7 @@ def set_entries(
 
 
 def find_pack(path: str) -> str | None:
-    """Return the finished pack, or index, that a path means: itself, or of a file the index beside it.
+    """Return the finished pack, or index, that a path means: itself, or the index beside it.
 
     Raises:
         UsageError: it is a pack behind an address.
@@ -135,10 +142,10 @@ def find_pack(path: str) -> str | None:
         if is_pack:
             check_address(path)
         return None
-    for folder in (Path(path), Path(path.rstrip("/") + INDEX_SUFFIX)):
-        if (folder / FILE_NAME).exists() and not (folder / PROGRESS_NAME).exists():
-            return str(folder)
-    return None
+    if (Path(path) / FILE_NAME).exists() and not (Path(path) / PROGRESS_NAME).exists():
+        return path
+    beside = find_index(path)
+    return None if beside is None else str(beside)
 
 
 def check_address(pack: str) -> None:

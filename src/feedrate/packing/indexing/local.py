@@ -23,7 +23,7 @@ from feedrate.files.atomic import atomic_write, remove_temporaries, write_file
 from feedrate.format.containers import FILES, RANGES, Content
 from feedrate.format.entries import AUTO, dump_entries, parse_entries
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest
+from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_beside
 from feedrate.format.raw import dump_bare_table
 from feedrate.packing.build import listing, shard, unfinished
 from feedrate.packing.build.loading import Loaded, SampleLoader
@@ -37,13 +37,13 @@ from feedrate.remote.addresses import is_url
 from feedrate.remote.trust import note_addresses
 from feedrate.source.bytes import Bytes
 from feedrate.source.in_place import InPlace, home_of
+from feedrate.source.names import find_train
 from feedrate.source.opening import is_pattern, open_reader
 from feedrate.source.options import SourceOptions
-from feedrate.source.record import FileRange, Record
+from feedrate.source.record import FileRange, Reader, Record, SpooledReader
 from feedrate.source.values import UnusableValue
 from feedrate.units import shell_quote
 
-INDEX_SUFFIX = ".index"
 _TELL_EVERY = 1000
 # What one task takes: its part of the index fits into memory, and an interruption costs little.
 _MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
@@ -64,7 +64,8 @@ def index(
     Args:
         source: tar or WebDataset shards, TFRecord files, a contiguous HDF5 file, or a folder of images; the
             address of WebDataset shards or TFRecord files (s3://bucket/train-*.tar), which needs a `target`.
-        target: where the index goes; None: into the folder itself, or for a file to NAME.index beside it.
+        target: where the index goes; None: to NAME.index beside a file or a folder of images; of a folder of
+            shards, into it.
         entries: how far apart the entry points of JPEGs are: `auto`, `gpu`, or a number of bytes. Those of an
             index or a pack that is there: `set_entries`.
 
@@ -79,9 +80,9 @@ def index(
     source = os.fspath(source)
     for scheme in ("file://", "local://"):
         source = source.removeprefix(scheme)
-    folder = Path(target) if target is not None else _default_target(source)
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}")
+    folder = Path(target) if target is not None else _default_target(source, options)
     if is_url(source):
         from feedrate.packing.indexing.remote import index_remote
 
@@ -91,15 +92,29 @@ def index(
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
 
 
-def _default_target(source: str) -> Path:
+def _default_target(source: str, options: SourceOptions) -> Path:
     hint = "name a folder: feedrate index PATH FOLDER"
     if is_url(source):
         raise UsageError(f"where should the index go? {source} is not on this machine", hint=hint)
-    if os.path.isdir(source):
-        return Path(source)
     if is_pattern(source):
         raise UsageError(f"where should the index of {source} go?", hint=hint)
-    return Path(source.rstrip("/") + INDEX_SUFFIX)
+    is_begun = any(
+        os.path.exists(os.path.join(source, name)) for name in (FILE_NAME, unfinished.PROGRESS_NAME)
+    )
+    is_inside = os.path.isdir(source) and (is_begun or _holds_shards(open_reader(source, options)))
+    folder = Path(source) if is_inside else index_beside(source)
+    there = folder if folder.exists() else folder.parent
+    if os.path.exists(source) and not os.access(there, os.W_OK):
+        raise StorageError(
+            f"cannot write the index of {source} to {there}",
+            hint=f"name a folder for it: feedrate index {shell_quote(source)} TARGET",
+        )
+    return folder
+
+
+def _holds_shards(reader: Reader) -> bool:
+    """Return whether samples are in shards: whoever lists these takes no file beside them for a class."""
+    return isinstance(reader, SpooledReader)
 
 
 def _index_local(
@@ -108,11 +123,14 @@ def _index_local(
     is_beside = os.path.realpath(folder) == os.path.realpath(source)
     if not is_beside:
         unfinished.check_foreign(folder)
-    check_indexed(folder)
+    check_indexed(folder, source)
     # Before there is a folder of ours: what is not there must not be found in it.
     records = InPlace(open_reader(source, options, scratch=os.fspath(folder)))
+    is_begun = (folder / unfinished.PROGRESS_NAME).exists()
+    if os.path.isdir(source) and not is_begun and not _holds_shards(records.reader):
+        unfinished.check_nesting(source, folder)
     with unfinished.own_folder(folder):
-        check_indexed(folder)  # by another process, meanwhile
+        check_indexed(folder, source)  # by another process, meanwhile
         remove_temporaries(folder)
         settings = make_settings(bytes_per_entry)
         listed = list_in_place(records, folder, settings, watch)
@@ -138,13 +156,15 @@ def _index_local(
     )
 
 
-def check_indexed(folder: Path) -> None:
+def check_indexed(folder: Path, source: str) -> None:
     """Refuse a folder that is a finished pack or index."""
     if (folder / FILE_NAME).exists() and not (folder / unfinished.PROGRESS_NAME).exists():
-        raise AlreadyExists(
-            f"{folder} is a pack or an index already",
-            hint=f"use it; or to index anew, delete {shell_quote(folder / FILE_NAME)} first",
-        )
+        hint = f"use it, or name another folder: feedrate index {shell_quote(source)} TARGET"
+        if os.path.realpath(folder) == os.path.realpath(source):
+            hint = f"use it; or to index anew, delete this first: rm {shell_quote(folder / FILE_NAME)}"
+        elif any(folder.glob("index-*.arrow")):  # not of a pack, whose samples would go with it
+            hint = f"use it; or to index anew, delete it first: rm -r {shell_quote(folder)}"
+        raise AlreadyExists(f"{folder} is a pack or an index already", hint=hint)
 
 
 def make_settings(bytes_per_entry: int) -> dict[str, object]:
@@ -418,7 +438,13 @@ def conclude(
         left_out={},
         ignored={},
         to_allow=to_allow,
+        split=_find_split(fields),
     )
+
+
+def _find_split(fields: Sequence[Field]) -> str:
+    parts = next((f.classes for f in fields if f.name == "split" and f.classes is not None), ())
+    return find_train(parts) or "all" if len(parts) > 1 else ""
 
 
 def remove_all(folder: Path, parts: int) -> None:

@@ -293,7 +293,7 @@ def index_remote(
     """Index WebDataset shards or TFRecord files behind an address; see `index`."""
     unfinished.check_foreign(folder)
     with unfinished.own_folder(folder):
-        local.check_indexed(folder)
+        local.check_indexed(folder, source)
         shards = find_shards(source, options)
         digest = _digest_shards(shards, bytes_per_entry)
         remove_temporaries(folder)
