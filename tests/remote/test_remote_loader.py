@@ -375,7 +375,9 @@ def test_only_the_index_that_is_needed_is_brought(server: RangeServer) -> None:
     source.close()
 
 
-@pytest.mark.parametrize("held", [(), (".lock",), ("lock", "shard-00000.arrow")], ids=["mkdir", "open", "use"])
+@pytest.mark.parametrize(
+    "held", [(), (".lock",), ("lock", "shard-00000.arrow")], ids=["mkdir", "open", "use"]
+)
 def test_a_temporary_folder_of_a_process_that_was_killed_any_time_is_swept(
     server: RangeServer, tmp_path: Path, held: tuple[str, ...]
 ) -> None:

@@ -374,6 +374,12 @@ class Copy:
             is_public = self.marker.is_public
             return add_lease(self.at / LEASES, self.at / USED, is_public=is_public, holder=self)
 
+    def reload(self) -> None:
+        """Read the marker again: another process may have written checksums down since it was opened."""
+        with contextlib.suppress(BadMarker, Gone):
+            self.marker = read_marker(self.at)
+            self.files = {file.name: file for file in self.marker.files}
+
     def update(self, marker: Marker) -> None:
         """Write another marker: checksums that are known now, a longer time to keep. Only for its owner."""
         with self.take_gate(), atomic_write(self.at / MARKER) as file:

@@ -13,6 +13,7 @@ is on its way stays, to be gone on with. Any other order of calls is harmless.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -127,7 +128,8 @@ class Staging:
             if not self.copy.is_ours:  # a finished one of root's
                 return
             is_done = len(wanted) <= _FEW_FILES and all(map(self.copy.has_landed, wanted))
-            if is_done and not self.options.check:
+            is_known = all(self.copy.files[name].crc32c is not None for name in wanted)
+            if is_done and is_known and not self.options.check:
                 self._look()
                 return
             try:
@@ -138,8 +140,10 @@ class Staging:
                 with writer:
                     self._write(wanted)
                 return
-            self.is_joined = True
             self._look()
+            if is_done and not self.options.check:
+                return  # who writes its checksums down need not be waited for
+            self.is_joined = True
             self._stop.wait(_POLL_S)
         raise Stopped
 
@@ -195,7 +199,8 @@ class Staging:
         streams = min(choose_streams(root, self.options.streams) for root in far)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
         self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
-        missing = []
+        missing, unknown = [], []
+        self.copy.reload()
         there = survey(self.copy)
         with self._lock:
             self._landed_files = len(there.landed)
@@ -205,6 +210,8 @@ class Staging:
                 if self.options.check and self._is_damaged(name):
                     missing.append(name)
                     self._done_bytes -= self.copy.files[name].size_bytes
+                elif self.copy.files[name].crc32c is None:
+                    unknown.append(name)
             else:
                 missing.append(name)
                 size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
@@ -213,16 +220,13 @@ class Staging:
                     self.resumed_bytes += there_bytes
                     self._done_bytes += there_bytes
         self._tell()
-        if not missing:
+        if not missing and not unknown:
             return
         if self._stop.is_set():
             raise Stopped
-        name = missing[0]
-        self._together, self._together_bytes = [], 0
         try:
-            transfer.carry(map(self._describe, missing), self.open_part, self._land)
-            self._land_together(self._take_together())
-            sync_folder(self.copy.data)
+            self._bring_missing(missing)
+            self._read_checksums(unknown)
             self._note_checksums()
         except Gone:
             raise self._gone() from None
@@ -232,7 +236,31 @@ class Staging:
             if not self.copy.data.is_dir():
                 raise self._gone() from error
             missing_bytes = sum(self.copy.files[one].size_bytes for one in missing)
+            name = (missing or unknown)[0]
             raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
+
+    def _bring_missing(self, missing: Sequence[str]) -> None:
+        if not missing:
+            return
+        assert self._transfer is not None
+        self._together, self._together_bytes = [], 0
+        try:
+            self._transfer.carry(map(self._describe, missing), self.open_part, self._land)
+            self._land_together(self._take_together())
+            sync_folder(self.copy.data)
+        except BaseException:
+            # What has landed is not read again by who goes on: its checksums are known only here.
+            self._crcs = {name: crc for name, crc in self._crcs.items() if self.copy.has_landed(name)}
+            with contextlib.suppress(Gone, OSError):
+                self._note_checksums()
+            raise
+
+    def _read_checksums(self, names: Iterable[str]) -> None:
+        """Read files that a process brought which was killed before it wrote their checksums down."""
+        for name in names:
+            if self._stop.is_set():
+                raise Stopped
+            self._crcs[name] = checksum_file(self.copy.data / name)
 
     def _is_damaged(self, name: str) -> bool:
         """Read a file that has landed, once; of one without a checksum nothing is known."""
