@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import explain_write_error, sync_folder
 from feedrate.files.lock import Gone
+from feedrate.machine.describe import find_node
+from feedrate.machine.process import read_stat
 from feedrate.progress import Tick
 from feedrate.remote.addresses import FileVersion, is_url
 from feedrate.remote.copier import Incoming
@@ -94,6 +97,7 @@ class Staging:
         self.error: BaseException | None = None  # of the thread that `start` made
         self._lease: Lease | None = lease
         self._watch, self._say = watch, say
+        self._said: set[str] = set()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._transfer: Transfer | None = None
@@ -144,6 +148,7 @@ class Staging:
             if is_done and not self.options.check:
                 return  # who writes its checksums down need not be waited for
             self.is_joined = True
+            self._say_writer()
             self._stop.wait(_POLL_S)
         raise Stopped
 
@@ -376,6 +381,22 @@ class Staging:
                 self._done_bytes = sum(there)
                 self._landed_files = sum(map(self.copy.has_landed, self.copy.files))
             self._tell()
+
+    def _say_writer(self) -> None:
+        """Say whom this process waits for, once, and once more where that one is found stopped."""
+        writer = self.copy.read_writer()
+        if not writer.pid:
+            return
+        on = time.strftime("%H:%M:%S on %Y-%m-%d", time.localtime(writer.since))
+        sentence = f"waiting: process {writer.pid} of {writer.user} on {writer.node} copies it, since {on}"
+        state = read_stat(writer.pid) if writer.node == find_node() else None
+        if state is not None and state.state in ("T", "t"):
+            sentence += (
+                f"; it is stopped: let it go on (kill -CONT {writer.pid}), or end it, and this process does"
+            )
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
 
     def _tell(self) -> None:
         files = len(self.copy.files)
