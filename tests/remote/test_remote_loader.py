@@ -7,8 +7,10 @@ import asyncio
 import logging
 import os
 import pickle
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -373,15 +375,35 @@ def test_only_the_index_that_is_needed_is_brought(server: RangeServer) -> None:
     source.close()
 
 
-def test_a_temporary_folder_of_a_killed_process_is_swept(tmp_path: Path) -> None:
-    left = tmp_path / f"{PREFIX}left"
+@pytest.mark.parametrize(
+    "held", [(), (".lock",), ("lock", "shard-00000.arrow")], ids=["mkdir", "open", "use"]
+)
+def test_a_temporary_folder_of_a_process_that_was_killed_any_time_is_swept(
+    server: RangeServer, tmp_path: Path, held: tuple[str, ...]
+) -> None:
+    left = tmp_path / "temporary" / f"{PREFIX}left"
     left.mkdir()
-    (left / "lock").touch()
-    (left / "shard-00000.arrow").touch()
-    new = tmp_path / f"{PREFIX}new"  # just being made: it has no lock yet
-    new.mkdir()
-    sweep(str(tmp_path))
-    assert (left.exists(), new.exists()) == (False, True)
+    for name in held:
+        (left / name).touch()
+    with closing(open_pack(f"{server.url}/pack")):
+        assert not left.exists()
+
+
+def test_a_temporary_folder_that_is_swept_while_it_is_made_is_made_anew(
+    server: RangeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = tempfile.mkdtemp, []
+
+    def mkdtemp(**words: Any) -> str:
+        made.append(real(**words))
+        if len(made) == 1:
+            sweep(tempfile.gettempdir())
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    with closing(open_pack(f"{server.url}/pack")) as source:
+        source.rows(np.arange(5))
+    assert len(made) == 2
 
 
 def test_a_fork_opens_the_pack_anew(everything: Path) -> None:

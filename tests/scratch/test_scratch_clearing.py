@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -15,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from feedrate.errors import NotFound, StorageError, UsageError
+from feedrate.files import lock as locks
 from feedrate.scratch import eviction
 from feedrate.scratch.clearing import Clearing, find_limit, make_room
 from feedrate.scratch.commands import collect_garbage, list_scratch, remove_copies
 from feedrate.scratch.copy import Copy
 from feedrate.scratch.staging import open_staging
 from support.images import read_tree
-from support.scratch_copies import held_by_another, make_files, make_pack, names_in, stage, stage_half
+from support.scratch_copies import end, held_by_another, make_files, make_pack, names_in, stage, stage_half
 from support.scratches import as_stranger
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
@@ -238,14 +240,56 @@ def test_half_a_deleted_copy_is_staged_again_whole(
     assert len(names_in(scratch)) == 1
 
 
-def test_what_a_killed_maker_left_goes_but_not_at_once(tmp_path: Path, scratch: Path) -> None:
+@pytest.mark.parametrize("names", [(), ("gate",), ("gate", ".copy.json.4711-01234567.tmp")], ids=len)
+def test_what_a_killed_maker_left_goes(tmp_path: Path, scratch: Path, names: tuple[str, ...]) -> None:
     copy = stage(make_files(tmp_path / "a"), scratch)
     unmade = copy.folder.parent / ".b-0123456789ab.4711-01234567.tmp"
-    (unmade / "data").mkdir(parents=True)
-    (unmade / ".copy.json.4711-01234567.tmp").write_text("half")
-    assert collect_garbage(str(scratch)).removed == ()
-    clear(scratch, time.time() + DAY_S)
+    unmade.mkdir()
+    for name in names:
+        (unmade / name).write_text("half")
+    assert [one.why for one in collect_garbage(str(scratch)).removed] == ["a copy that was being made"]
     assert names_in(scratch) == [copy.folder.name]
+
+
+def test_a_copy_that_is_being_made_stays_whatever_the_clock_says(tmp_path: Path, scratch: Path) -> None:
+    source = make_files(tmp_path / "a")
+    scratch.mkdir()
+    told, telling = os.pipe()
+    maker = os.fork()
+    if not maker:
+
+        def wait(*_: object, **__: object) -> None:
+            os.write(telling, b"!")
+            while True:
+                signal.pause()
+
+        os.rename = wait  # type: ignore[assignment]
+        stage(source, scratch)
+    try:
+        assert os.read(told, 1) == b"!"
+        made = names_in(scratch)
+        clear(scratch, time.time() + YEAR_S)
+        assert (len(made), names_in(scratch)) == (1, made)
+    finally:
+        end(maker)
+    clear(scratch, time.time())
+    assert names_in(scratch) == []
+
+
+def test_a_copy_that_is_cleared_before_its_maker_has_locked_it_is_made_anew(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, real, cleared = make_files(tmp_path / "a"), locks.lock_fd, []
+
+    def clear_and_lock(fd: int, *, wait: bool = True) -> bool:
+        if wait and not cleared:
+            cleared.append(True)
+            cleared[:] = collect_garbage(str(scratch)).removed
+        return real(fd, wait=wait)
+
+    monkeypatch.setattr(locks, "lock_fd", clear_and_lock)
+    assert read_tree(stage(source, scratch).path) == read_tree(source)
+    assert [one.why for one in cleared] == ["a copy that was being made"]
 
 
 def test_room_is_made_only_of_what_need_not_stay(tmp_path: Path, scratch: Path) -> None:

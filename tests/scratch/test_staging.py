@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import shutil
 import signal
 import stat
@@ -23,6 +24,7 @@ import pytest
 import feedrate
 from feedrate import MergeOptions, PackOptions, index, merge, pack, verify
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
+from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room
 from feedrate.machine.memory import MemoryGauge
 from feedrate.progress import Tick
@@ -303,6 +305,26 @@ def test_who_waits_takes_over_when_the_writer_is_killed(large: Path, scratch: Pa
             assert staging.error is None
             assert staging.copied_files == 2
             assert copied_tree(str(staging.path)) == read_tree(large)
+
+
+def test_who_waits_for_a_stopped_process_says_which_and_since_when(large: Path, scratch: Path) -> None:
+    said: list[str] = []
+    with process(STAGE_SLOWLY, large, scratch, 40_000) as child:
+        wait_for(lambda: part_bytes(scratch) > 10_000, "a part to grow")
+        with open_staging(large, scratch, say=said.append) as staging:
+            staging.start()
+            wait_for(lambda: said, "a word about the writer")
+            child.send_signal(signal.SIGSTOP)
+            wait_for(lambda: said[1:], "a word about its state")
+            child.send_signal(signal.SIGKILL)
+            assert staging.wait(120)
+            assert staging.error is None
+    writer = (
+        rf"process {child.pid} of \S+ on {re.escape(find_node())} copies it, since \d\d:\d\d:\d\d on \d{{4}}-"
+    )
+    assert re.search(rf"^waiting: {writer}", said[0])
+    assert re.search(rf"^waiting: {writer}.*; it is stopped: .*kill -CONT {child.pid}\b", said[1])
+    assert len(said) == 2
 
 
 def test_closing_stops_and_the_rest_comes_later(

@@ -74,6 +74,22 @@ class Lock:
         self.release()
 
 
+def make_lock(path: Path) -> Lock:
+    """Make a file that is held locked; one that is there and held is waited for, and may be deleted then.
+
+    Raises:
+        StorageError: its file system has no locks.
+        OSError: it cannot be made.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        lock_fd(fd)
+    except OSError as error:
+        os.close(fd)
+        raise _no_locks(path.parent.parent, error) from error
+    return Lock(fd)
+
+
 def take_lock(path: Path, *, wait: bool) -> Lock | None:
     """Lock a file that is there; None: another process holds it.
 
@@ -94,10 +110,7 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
         is_there = is_same_file(fd, path)
     except OSError as error:
         lock.release()
-        raise StorageError(
-            f"{shown(path.parent)} lies on a file system without locks ({error.strerror})",
-            hint="name a folder on a local disk: --scratch DIR",
-        ) from error
+        raise _no_locks(path.parent, error) from error
     except BaseException:
         lock.release()
         raise
@@ -105,6 +118,13 @@ def take_lock(path: Path, *, wait: bool) -> Lock | None:
         lock.release()
         raise Gone
     return lock
+
+
+def _no_locks(folder: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{shown(folder)} lies on a file system without locks ({error.strerror})",
+        hint="name a folder on a local disk: --scratch DIR",
+    )
 
 
 def is_locked(path: Path) -> bool:

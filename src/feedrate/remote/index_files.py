@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The small files of a pack that is elsewhere, in a temporary folder: brought when they are first needed.
 
-A folder is locked by its process; one whose process was killed is removed by the next that looks.
+A folder is locked by its process; one whose process was killed is removed by the next that looks. Between its
+making and its lock it looks like one of a killed process: whoever finds it gone then makes another.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from feedrate.format.manifest import ColumnPart, IndexPart, Shard
 from feedrate.remote.fetch import Piece, RangeReader
 
 PREFIX = "feedrate-index-"
-LOCK = "lock"
+LOCK, _UNLOCKED = "lock", ".lock"
 
 SmallFile = IndexPart | ColumnPart
 
@@ -35,8 +36,7 @@ class IndexFolder:
         self._source, self._reader = source, reader
         sweep(tempfile.gettempdir())
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-            self._lock_fd = _lock(self.path)
+            self.path, self._lock_fd = _make_locked()
         except OSError as error:
             raise StorageError(
                 f"cannot make a temporary folder for the index: {error.strerror}", hint="set TMPDIR"
@@ -121,17 +121,29 @@ def sweep(folder: str) -> None:
             with contextlib.suppress(OSError):
                 if not name.startswith(PREFIX) or path.is_symlink() or path.stat().st_uid != os.getuid():
                     continue
-                with locked_if_free(path / LOCK) as is_free:
-                    if is_free:
-                        shutil.rmtree(path, ignore_errors=True)
+                for lock in (LOCK, _UNLOCKED):
+                    with locked_if_free(path / lock) as is_free:
+                        if is_free:
+                            shutil.rmtree(path, ignore_errors=True)
+                path.rmdir()  # one that is not empty stays: it is in use
+
+
+def _make_locked() -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        with contextlib.suppress(FileNotFoundError):  # swept, since it was not locked yet
+            return folder, _lock(folder)
 
 
 def _lock(folder: Path) -> int:
     # The file gets its name when it is locked: other processes remove a folder whose lock nobody holds.
-    aside = folder / ".lock"
-    fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    lock_fd(fd)
-    os.rename(aside, folder / LOCK)
+    fd = os.open(folder / _UNLOCKED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock_fd(fd)
+        os.rename(folder / _UNLOCKED, folder / LOCK)
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

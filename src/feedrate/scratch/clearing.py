@@ -18,13 +18,13 @@ from pathlib import Path
 from feedrate.cache.persistent import delete_cache
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import free_bytes, is_temporary
-from feedrate.files.lock import Gone
+from feedrate.files.lock import Gone, is_locked
 from feedrate.files.permissions import find_distrust
 from feedrate.files.tree import opened_folder, read_small, walk
 from feedrate.machine.describe import find_node
 from feedrate.remote.addresses import is_url
 from feedrate.scratch.contents import read_contents
-from feedrate.scratch.copy import MARKER
+from feedrate.scratch.copy import GATE, MARKER
 from feedrate.scratch.eviction import Kept, SourceUnseen, evict, is_leaving, remove_unmade
 from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
 from feedrate.scratch.listing import forget, list_caches, list_copies, list_leaving_caches, recall
@@ -34,8 +34,6 @@ from feedrate.units import format_bytes, parse_bytes
 
 # A cache does not say how long it should stay: as long as copies of which nothing else was said.
 _KEEP_CACHES_S = 7 * 86400.0
-# Making an empty copy takes milliseconds: what is older has no maker any more.
-_MAKING_S = 600.0
 # To read so much may take longer than people wait without a word.
 _LONG_BYTES = 2 << 30
 
@@ -203,7 +201,7 @@ class Clearing:
     def _remove_leftovers(self) -> None:
         for leftover in list_leaving_caches(self.scratch):
             self._delete_cache(leftover, leftover.what)
-        for leftover in list_left_copies(self.scratch, self.now):
+        for leftover in list_left_copies(self.scratch):
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
             try:
@@ -233,12 +231,12 @@ def guess_source(folder: Path) -> str:
     return ""
 
 
-def list_leftovers(scratch: Path, now: float) -> list[Leftover]:
+def list_leftovers(scratch: Path) -> list[Leftover]:
     """Return what killed processes of this user left on a scratch folder."""
-    return [*list_left_copies(scratch, now), *list_leaving_caches(scratch)]
+    return [*list_left_copies(scratch), *list_leaving_caches(scratch)]
 
 
-def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
+def list_left_copies(scratch: Path) -> list[Leftover]:
     """Return what killed processes left of copies that they made or deleted."""
     found: list[Leftover] = []
     for below in list_own_folders(scratch):
@@ -247,7 +245,7 @@ def list_left_copies(scratch: Path, now: float) -> list[Leftover]:
             for name in sorted(os.listdir(home)) if home is not None else ():
                 what = "a copy that was being deleted" if is_leaving(name) else ""
                 with contextlib.suppress(OSError), opened_folder(name, home) as fd:
-                    if is_temporary(name) and now - os.fstat(fd).st_mtime > _MAKING_S:
+                    if is_temporary(name) and not is_locked(Path(f"/proc/self/fd/{fd}") / GATE):
                         what = "a copy that was being made"
                     if what:
                         size_bytes = sum(info.st_size for _, info in walk(fd))

@@ -57,7 +57,7 @@ def list_scratch(wish: str | None = None) -> ScratchListing:
             scratch=str(scratch.path),
             why=scratch.why,
             copies=tuple(list_copies(scratch.path)),
-            leftovers=tuple(list_leftovers(scratch.path, now)),
+            leftovers=tuple(list_leftovers(scratch.path)),
             free_bytes=free_bytes(scratch.path),
             caches=tuple(list_caches(scratch.path)),
         )

@@ -6,11 +6,13 @@
         data/         what the user gets; a file has its final name only when it is whole, checked and
                       fsynced, until then it is .NAME.part, which grows from its beginning
         gate          locked for a moment, to add a lease or to delete the copy
-        writer        locked by the one process that copies now; others wait, and take over when it dies
+        writer        locked by the one process that copies now, and says which; others wait, and take over
+                      when it dies
         leases/       a locked file per process that uses the copy (lease.py)
         used          its time: when a lease was taken or given back last
 
-A copy is made aside and renamed, so its folder is never half made. Folders are believed only if they belong
+A copy is made aside and renamed, so its folder is never half made; its gate is held meanwhile, by which the
+folder of a maker that was killed is known. Folders are believed only if they belong
 to this user or to root and no other user may write to them: what is there will be trained on. What is looked
 at is what is read: files are reached by the descriptor of the folder that was checked (folder.py).
 """
@@ -29,19 +31,20 @@ from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.atomic import atomic_write, explain_write_error, shown, sync_files, temporary_name
-from feedrate.files.lock import Gone, Lock, take_lock
+from feedrate.files.lock import Gone, Lock, make_lock, take_lock
 from feedrate.files.permissions import ROOT, anchor, open_trusted
 from feedrate.remote.retry import log
 from feedrate.scratch.folder import make_user_folder, owner_of, user_folder
-from feedrate.scratch.lease import Lease, add_lease
+from feedrate.scratch.lease import Lease, add_lease, note_holder, read_holder
 from feedrate.scratch.marker import BadMarker, Marker, check_marker, describe_maker, dump_marker, load_marker
+from feedrate.scratch.results import LeaseInfo
 from feedrate.units import shell_quote
 
 MARKER, DATA, GATE, WRITER, LEASES, USED = "copy.json", "data", "gate", "writer", "leases", "used"
 
 
 def make_copy(folder: Path, marker: Marker) -> None:
-    """Make an empty copy; harmless where another process is quicker."""
+    """Make an empty copy; harmless where another process is quicker, to make it or to clear it away."""
     aside = folder.parent / temporary_name(folder.name)
     folder_mode, file_mode = modes(marker.is_public)
     # Users of a copy of root's put their leases there.
@@ -49,26 +52,31 @@ def make_copy(folder: Path, marker: Marker) -> None:
     try:
         try:
             aside.mkdir(0o700)
-            for name, mode in ((DATA, folder_mode), (LEASES, 0o1777 if is_open else folder_mode)):
-                (aside / name).mkdir(0o700)
-                (aside / name).chmod(mode)
-            for name, mode in (
-                (GATE, file_mode),
-                (WRITER, file_mode),
-                (USED, 0o666 if is_open else file_mode),
-            ):
-                (aside / name).touch()
-                (aside / name).chmod(mode)
-            with atomic_write(aside / MARKER) as file:
-                os.fchmod(file.fileno(), file_mode)
-                file.write(dump_marker(marker))
-            aside.chmod(folder_mode)
-            os.rename(aside, folder)
+            with make_lock(aside / GATE):
+                for name, mode in ((DATA, folder_mode), (LEASES, 0o1777 if is_open else folder_mode)):
+                    (aside / name).mkdir(0o700)
+                    (aside / name).chmod(mode)
+                for name, mode in (
+                    (GATE, file_mode),
+                    (WRITER, file_mode),
+                    (USED, 0o666 if is_open else file_mode),
+                ):
+                    (aside / name).touch()
+                    (aside / name).chmod(mode)
+                with atomic_write(aside / MARKER) as file:
+                    os.fchmod(file.fileno(), file_mode)
+                    file.write(dump_marker(marker))
+                aside.chmod(folder_mode)
+                os.rename(aside, folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
+        if isinstance(error, FeedrateError):
+            raise
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
             return
+        if isinstance(error, FileNotFoundError) and folder.parent.is_dir():
+            return  # it was cleared away before its gate was held
         raise explain_write_error(error, folder) from error
 
 
@@ -341,7 +349,14 @@ class Copy:
         Raises:
             Gone: it was deleted.
         """
-        return self._take(WRITER, wait=False)
+        writer = self._take(WRITER, wait=False)
+        if writer is not None:
+            note_holder(self.at / WRITER)
+        return writer
+
+    def read_writer(self) -> LeaseInfo:
+        """Return the process that copies, or the last one that did."""
+        return read_holder(self.at / WRITER)
 
     def _take(self, name: str, *, wait: bool) -> Lock | None:
         # Who deletes a copy renames it first; killed, it leaves locks that nobody holds.
@@ -373,6 +388,12 @@ class Copy:
         with self.take_gate():
             is_public = self.marker.is_public
             return add_lease(self.at / LEASES, self.at / USED, is_public=is_public, holder=self)
+
+    def reload(self) -> None:
+        """Read the marker again: another process may have written checksums down since it was opened."""
+        with contextlib.suppress(BadMarker, Gone):
+            self.marker = read_marker(self.at)
+            self.files = {file.name: file for file in self.marker.files}
 
     def update(self, marker: Marker) -> None:
         """Write another marker: checksums that are known now, a longer time to keep. Only for its owner."""

@@ -141,10 +141,13 @@ def remove_unmade(home_fd: int, name: str) -> None:
     """Delete what is left of a copy whose maker ended before it was made: it holds no data.
 
     Raises:
-        Kept: it holds something, or cannot be deleted.
+        Kept: it holds something, cannot be deleted, or its maker lives.
         Gone: it is not there any more.
     """
-    with _opened(home_fd, name) as fd:
+    with (
+        _opened(home_fd, name) as fd,
+        _take(Path(f"/proc/self/fd/{fd}") / GATE, "it is being made right now"),
+    ):
         _delete_rest(home_fd, name, fd)
 
 

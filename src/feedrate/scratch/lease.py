@@ -71,10 +71,7 @@ def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = Non
     try:
         lock_fd(fd)
         os.fchmod(fd, 0o644 if is_public else 0o600)
-        about = {**describe_maker(), "command": " ".join(sys.argv)[:500], "since": time.time()}
-        # A full disk takes the file, and no text: the lock is the lease, the text says only who has it.
-        with contextlib.suppress(OSError):
-            os.write(fd, json.dumps(about).encode())
+        note_holder(path)
     except BaseException:
         os.close(fd)
         path.unlink(missing_ok=True)
@@ -83,9 +80,19 @@ def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = Non
     return Lease(path, fd, used, holder)
 
 
+def note_holder(path: Path) -> None:
+    """Write into a file that this process holds locked who that is, and since when.
+
+    A full disk takes the file, and no text: the lock decides, the text is for people.
+    """
+    about = {**describe_maker(), "command": " ".join(sys.argv)[:500], "since": time.time()}
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps(about))
+
+
 def live_leases(folder: Path) -> tuple[LeaseInfo, ...]:
     """Return who uses a copy now; one whose lease cannot be looked at counts as a user."""
-    return tuple(_describe(path) for path in _files(folder) if is_locked(path))
+    return tuple(read_holder(path) for path in _files(folder) if is_locked(path))
 
 
 def remove_stale(folder: Path) -> None:
@@ -104,7 +111,8 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in names)
 
 
-def _describe(path: Path) -> LeaseInfo:
+def read_holder(path: Path) -> LeaseInfo:
+    """Return who holds a file; its `pid` is 0 where nobody wrote that down."""
     try:
         fd = os.open(path, LOOK)
         with open(fd, "rb") as file:

@@ -205,12 +205,17 @@ def _group(files: Iterable[tuple[CopiedFile, bool]]) -> Iterator[list[tuple[Copi
 def _compare_bytes(contents: Contents, group: Iterable[tuple[CopiedFile, bool]], data: Path) -> None:
     for file, has_same_time in group:
         expected = file.crc32c
-        # Noted when all has landed: of an unfinished copy's files only the bytes themselves tell.
+        # Of a copy whose maker was killed only the bytes themselves tell.
         if expected is None and (data / file.name).exists():
             expected = checksum_file(data / file.name)
         is_unknown = expected is None and has_same_time  # a beginning, of which nobody knows the whole
         if is_unknown or (expected is not None and _checksum(contents, file) == expected):
             continue
+        if has_same_time and file.crc32c is None:
+            raise NotAsCopied(
+                f"{contents.address(file)} and its copy differ, though size and time of change are the same,"
+                " and no checksum is known: one of the two is damaged"
+            )
         if has_same_time:
             raise NotAsCopied(
                 f"{contents.address(file)} has other bytes than those that were copied, though its size"

@@ -13,9 +13,11 @@ is on its way stays, to be gone on with. Any other order of calls is harmless.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from pathlib import Path
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import explain_write_error, sync_folder
 from feedrate.files.lock import Gone
+from feedrate.machine.describe import find_node
+from feedrate.machine.process import read_stat
 from feedrate.progress import Tick
 from feedrate.remote.addresses import FileVersion, is_url
 from feedrate.remote.copier import Incoming
@@ -93,6 +97,7 @@ class Staging:
         self.error: BaseException | None = None  # of the thread that `start` made
         self._lease: Lease | None = lease
         self._watch, self._say = watch, say
+        self._said: set[str] = set()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._transfer: Transfer | None = None
@@ -127,7 +132,8 @@ class Staging:
             if not self.copy.is_ours:  # a finished one of root's
                 return
             is_done = len(wanted) <= _FEW_FILES and all(map(self.copy.has_landed, wanted))
-            if is_done and not self.options.check:
+            is_known = all(self.copy.files[name].crc32c is not None for name in wanted)
+            if is_done and is_known and not self.options.check:
                 self._look()
                 return
             try:
@@ -138,8 +144,11 @@ class Staging:
                 with writer:
                     self._write(wanted)
                 return
-            self.is_joined = True
             self._look()
+            if is_done and not self.options.check:
+                return  # who writes its checksums down need not be waited for
+            self.is_joined = True
+            self._say_writer()
             self._stop.wait(_POLL_S)
         raise Stopped
 
@@ -195,7 +204,8 @@ class Staging:
         streams = min(choose_streams(root, self.options.streams) for root in far)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
         self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
-        missing = []
+        missing, unknown = [], []
+        self.copy.reload()
         there = survey(self.copy)
         with self._lock:
             self._landed_files = len(there.landed)
@@ -205,6 +215,8 @@ class Staging:
                 if self.options.check and self._is_damaged(name):
                     missing.append(name)
                     self._done_bytes -= self.copy.files[name].size_bytes
+                elif self.copy.files[name].crc32c is None:
+                    unknown.append(name)
             else:
                 missing.append(name)
                 size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
@@ -213,16 +225,13 @@ class Staging:
                     self.resumed_bytes += there_bytes
                     self._done_bytes += there_bytes
         self._tell()
-        if not missing:
+        if not missing and not unknown:
             return
         if self._stop.is_set():
             raise Stopped
-        name = missing[0]
-        self._together, self._together_bytes = [], 0
         try:
-            transfer.carry(map(self._describe, missing), self.open_part, self._land)
-            self._land_together(self._take_together())
-            sync_folder(self.copy.data)
+            self._bring_missing(missing)
+            self._read_checksums(unknown)
             self._note_checksums()
         except Gone:
             raise self._gone() from None
@@ -232,7 +241,31 @@ class Staging:
             if not self.copy.data.is_dir():
                 raise self._gone() from error
             missing_bytes = sum(self.copy.files[one].size_bytes for one in missing)
+            name = (missing or unknown)[0]
             raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
+
+    def _bring_missing(self, missing: Sequence[str]) -> None:
+        if not missing:
+            return
+        assert self._transfer is not None
+        self._together, self._together_bytes = [], 0
+        try:
+            self._transfer.carry(map(self._describe, missing), self.open_part, self._land)
+            self._land_together(self._take_together())
+            sync_folder(self.copy.data)
+        except BaseException:
+            # What has landed is not read again by who goes on: its checksums are known only here.
+            self._crcs = {name: crc for name, crc in self._crcs.items() if self.copy.has_landed(name)}
+            with contextlib.suppress(Gone, OSError):
+                self._note_checksums()
+            raise
+
+    def _read_checksums(self, names: Iterable[str]) -> None:
+        """Read files that a process brought which was killed before it wrote their checksums down."""
+        for name in names:
+            if self._stop.is_set():
+                raise Stopped
+            self._crcs[name] = checksum_file(self.copy.data / name)
 
     def _is_damaged(self, name: str) -> bool:
         """Read a file that has landed, once; of one without a checksum nothing is known."""
@@ -348,6 +381,22 @@ class Staging:
                 self._done_bytes = sum(there)
                 self._landed_files = sum(map(self.copy.has_landed, self.copy.files))
             self._tell()
+
+    def _say_writer(self) -> None:
+        """Say whom this process waits for, once, and once more where that one is found stopped."""
+        writer = self.copy.read_writer()
+        if not writer.pid:
+            return
+        on = time.strftime("%H:%M:%S on %Y-%m-%d", time.localtime(writer.since))
+        sentence = f"waiting: process {writer.pid} of {writer.user} on {writer.node} copies it, since {on}"
+        state = read_stat(writer.pid) if writer.node == find_node() else None
+        if state is not None and state.state in ("T", "t"):
+            sentence += (
+                f"; it is stopped: let it go on (kill -CONT {writer.pid}), or end it, and this process does"
+            )
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
 
     def _tell(self) -> None:
         files = len(self.copy.files)

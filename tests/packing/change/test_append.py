@@ -6,6 +6,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +315,50 @@ def test_another_append_does_not_take_over_one_that_was_interrupted(
     append(tmp_path / "new", packed, ONE)
     append(tmp_path / "more", packed, ONE)
     assert verify(packed, workers=1).problems == ()
+
+
+# Ends itself as a power cut would, when some of the new shards have their names in the pack.
+KILLED = """
+import os, signal, sys
+from feedrate import AppendOptions, append
+real, left = os.link, [3]
+def link(*args, **words):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*args, **words)
+os.link = link
+append(sys.argv[1], sys.argv[2], AppendOptions(workers=1))
+"""
+
+
+@pytest.mark.parametrize("container", ["tar", "hdf5"])
+def test_an_append_that_was_given_up_does_not_block_another_one(tmp_path: Path, container: str) -> None:
+    for number in range(8):
+        for source, seed in (("old", 0), ("new", 20), ("more", 40)):
+            save_image(tmp_path / source / "dog" / f"{source}{number}.jpg", seed + number)
+    packed = tmp_path / "p"
+    pack(tmp_path / "old", packed, dataclasses.replace(SMALL, container=container))
+    script = KILLED if container == "tar" else KILLED.replace("[3]", "[1]")  # of one file, with two parts
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "new", packed], check=False)
+    assert done.returncode == -signal.SIGKILL
+    shutil.rmtree(packed / "appending")
+    assert append(tmp_path / "more", packed, ONE).samples == 16
+    check = verify(packed, workers=1)
+    assert (check.problems, check.extra_files) == ((), ())
+
+
+def test_what_a_given_up_append_linked_stays_where_somebody_changed_it(packed: Path, tmp_path: Path) -> None:
+    before = set(os.listdir(packed))
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "new", packed], check=False)
+    shutil.rmtree(packed / "appending")
+    linked = sorted(name for name in set(os.listdir(packed)) - before if name.startswith("shard-"))
+    assert len(linked) == 3
+    (packed / linked[0]).write_text("mine")
+    save_image(tmp_path / "more" / "cat" / "x.jpg", 3)
+    with pytest.raises(AlreadyExists, match="is there already, and no part of the pack"):
+        append(tmp_path / "more", packed, ONE)
+    assert (packed / linked[0]).read_text() == "mine"
 
 
 def test_where_links_cannot_be_made_shards_are_moved(

@@ -4,8 +4,9 @@
     PACK --pack the source into PACK/appending--> --link its shards into PACK--> --pack.json--> longer PACK
 
 Until pack.json is replaced the pack is what it was. `appending` is an unfinished pack like any other, so a
-command that was interrupted goes on there; it is removed last. Known files are refused or passed over, keys
-stay unique, and classes get the pack's numbers.
+command that was interrupted goes on there; it is removed last. Somebody may delete it instead: a list of the
+shards that are linked stands beside them meanwhile, and the next append removes those. Known files are
+refused or passed over, keys stay unique, and classes get the pack's numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +35,7 @@ from feedrate.packing.build.pack import NothingToPack, pack_reader
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting
 from feedrate.packing.change import merge, update
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
+from feedrate.packing.check.verify import measure_file
 from feedrate.packing.mapping import Function, Map, find_map
 from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
 from feedrate.packing.recode import Recode
@@ -171,6 +174,8 @@ class _Known:
 
 
 FOLDER_NAME = "appending"
+_LINKED_NAME = ".appending.links"
+_LINKED = re.compile(r"^(shard-[0-9]+\.[a-z0-9]+) ([0-9]+) ([0-9a-f]{8})$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +221,8 @@ def append(
     _refuse_swapped(source, os.fspath(pack))
     check_nesting(source, Path(pack))
     with update.changing(pack) as opened:
-        was_done = _clean_up(opened)
+        with explained(opened.path):
+            was_done = _clean_up(opened)
         _check_defaults(opened, options.defaults)
         chosen = _pack_options(source, opened, options)
         with _own_folder(opened.path / FOLDER_NAME) as folder:
@@ -272,6 +278,7 @@ def _append(
     with explained(pack.path):
         with contextlib.closing(Pack(folder)) as new:
             merge.check_equal_keys([pack, new], ["", ""])
+            _note_links(pack, new.manifest)
             joined = [
                 merge.Joined(pack),
                 merge.Joined(new, "", merge.link_into(pack.path, or_move=True), defaults),
@@ -284,6 +291,7 @@ def _append(
                 write_file(path, b"".join(before[:known]) + (folder / REJECTED_NAME).read_bytes())
         sync_folder(pack.path)
         update.write_manifest(pack.path, manifest)
+        (pack.path / _LINKED_NAME).unlink()
         write_quality(pack.path)
         remove_folder(folder)
     return _summarise(arrivals, pack, manifest, packed, unassigned)
@@ -359,8 +367,34 @@ def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
             )
 
 
+def _note_links(pack: Pack, new: Manifest) -> None:
+    """Write down the files that come into the pack, so that they can be told from a user's own."""
+    lines = []
+    for number, shard in enumerate(new.shards, merge.next_shard(pack.manifest)):
+        for file in (shard, shard.index):
+            name = f"shard-{number:05d}{Path(file.name).suffix}"
+            lines.append(f"{name} {file.size_bytes} {file.crc32c:08x}\n")
+    write_file(pack.path / _LINKED_NAME, "".join(lines).encode())
+
+
+def _remove_links(pack: Pack) -> None:
+    """Remove shards of an append that was killed before pack.json named them; it may have been given up."""
+    path = pack.path / _LINKED_NAME
+    if not path.exists():
+        return
+    named = {file.name for shard in pack.manifest.shards for file in (shard, shard.index) if not file.folder}
+    for name, size_bytes, crc32c in _LINKED.findall(path.read_text(errors="replace")):
+        linked = pack.path / name
+        if name in named or linked.is_symlink() or not linked.is_file():
+            continue
+        if measure_file(linked) == (int(size_bytes), int(crc32c, 16)):
+            linked.unlink()
+    path.unlink()
+
+
 def _clean_up(pack: Pack) -> bool:
-    """Remove what an append left that was killed after its last step but one; say whether there was one."""
+    """Remove what appends left that were killed; say whether one had come as far as its last step but one."""
+    _remove_links(pack)
     folder = pack.path / FOLDER_NAME
     try:
         left = read_manifest(folder)

@@ -339,7 +339,7 @@ def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
     try:
         # Read through once, by the one who checks its first samples.
         is_mine = check.samples.start == 0
-        size_bytes, crc32c = _measure(path) if is_mine else (os.stat(path).st_size, shard.crc32c)
+        size_bytes, crc32c = measure_file(path) if is_mine else (os.stat(path).st_size, shard.crc32c)
     except OSError as error:
         yield Problem(shard.name, f"cannot be read: {error.strerror}")
         return
@@ -351,7 +351,7 @@ def _check_shard(check: ShardCheck, part: Part | None) -> Iterator[Problem]:
         yield from _check_samples(check, part, path)
 
 
-def _measure(path: Path) -> tuple[int, int]:
+def measure_file(path: Path) -> tuple[int, int]:
     size_bytes = crc32c = 0
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -490,7 +490,7 @@ def _check_columns(folder: Path, manifest: Manifest) -> Iterator[Problem]:
 def _check_table(folder: Path, table: Mapping[str, Any]) -> Iterator[Problem]:
     name = str(table.get("name"))
     try:
-        size_bytes, crc32c = _measure(folder / os.path.basename(name))
+        size_bytes, crc32c = measure_file(folder / os.path.basename(name))
     except OSError as error:
         yield Problem(name, f"cannot be read: {error.strerror}")
         return
