@@ -94,6 +94,7 @@ fixmatch = Run("--data {photos}")
 numa = Run("{photos} --workers {cores}")
 clouds = Run("--workers {cores}")
 frames = Run("{volume} --workers {cores}")
+tiles = Run("{cells} --workers {cores}")
 resnet = Run("{photos} --workers 1")
 alone = Run("{photos} --workers 1 --threads 1")
 spectrograms = Run("{waves} --workers {cores}")
@@ -227,6 +228,12 @@ CASES = (
         "crops of 0.2 MB are views of clips of 7 MB, which workers hand over whole",
         "train_crops.py", crops, changed(crops, "--clone"), remedies=("clone-views",), tier="slow",
         model="net",
+    ),
+    Case(
+        "tiles-in-chunks", "unpack-bound",
+        "an HDF5 file with 64 tiles in each gzip chunk, read one by one in random order",
+        "train_cells.py", tiles, changed(tiles, "--file {out}/one.h5"), remedies=("rechunk",),
+        prepare="{cells} --rechunk {out}/one.h5",
     ),
     Case(
         "decoded-in-advance", "slow-start",

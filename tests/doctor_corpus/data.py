@@ -122,6 +122,19 @@ def export(folder: Path) -> None:
         np.savez_compressed(folder / f"chunk-{number:03}.npz", x=images, y=generator.integers(0, 4, 128))
 
 
+def cells(folder: Path) -> None:
+    """One HDF5 file with 64 tiles in each compressed chunk, more than its cache of chunks holds."""
+    import h5py
+
+    generator = np.random.default_rng(14)
+    with h5py.File(folder / "cells.h5", "w") as file:
+        shape = (768, 128, 128, 3)
+        tiles = file.create_dataset("tiles", shape, np.uint8, chunks=(64, *shape[1:]), compression="gzip")
+        for start in range(0, len(tiles), 64):
+            tiles[start : start + 64] = generator.integers(0, 40, (64, *shape[1:]), dtype=np.uint8)
+        file["labels"] = generator.integers(0, 4, len(tiles))
+
+
 def tokens(folder: Path) -> None:
     np.random.default_rng(11).integers(0, 512, 2_000_000, dtype=np.uint16).tofile(folder / "train.bin")
 
@@ -160,6 +173,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "volume": volume,
     "waves": waves,
     "export": export,
+    "cells": cells,
     "tokens": tokens,
     "reviews": reviews,
     "annotated-photos": annotated_photos,

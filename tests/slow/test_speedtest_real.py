@@ -47,7 +47,8 @@ def test_a_model_is_trained_on_a_folder_and_nothing_is_left(tmp_path: Path) -> N
 def test_a_signal_in_the_middle_of_training_leaves_neither_files_nor_processes(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    process = start(tmp_path, "--model", "resnet18", "--size", "64")
+    # So many seconds that a busy machine is not refused; the signal ends it long before.
+    process = start(tmp_path, "--model", "resnet18", "--size", "64", "--seconds", "300")
     assert process.stderr is not None
     assert any("training with" in line for line in process.stderr)
     if number is signal.SIGINT:

@@ -63,6 +63,7 @@ _SHORTER_SAMPLE = {
     "pack": (("read", 0), ("read", 1)),
     "lighter-handover": (("collate", 0), ("hand-over", 0)),
     "clone-views": (("hand-over", 0),),
+    "rechunk": (("read", 0),),
 }
 
 

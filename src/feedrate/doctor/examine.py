@@ -83,7 +83,8 @@ def judge_run(
     if observed.standstill:
         unseen = (f"{observed.standstill}: it was ended (--seconds)", *diagnosis.run.unseen)
         diagnosis = replace(diagnosis, run=replace(diagnosis.run, unseen=unseen))
-    return replace(diagnosis, curves=trace.curves(), facts=list_facts(measured, trace))
+    curves = trace.curves(measured.loop.start_ns, measured.loop.end_ns)
+    return replace(diagnosis, curves=curves, facts=list_facts(measured, trace))
 
 
 def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOptions) -> Measured | None:

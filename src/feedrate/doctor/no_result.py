@@ -65,7 +65,7 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         findings=(finding,),
         remedies=(remedy,),
         run=_run_facts(observed, workers),
-        curves=trace.curves(),
+        curves=trace.curves(observed.started_ns, _END_NS),
         machine=describe_machine(),
     )
 

@@ -147,13 +147,19 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A reading of the machine over time. `limit`: where the scale ends, when there is such a place."""
+    """A reading of the machine over time.
+
+    Attributes:
+        limit: where the scale ends, when there is such a place.
+        mean: over the steps that were seen, as facts and findings have it; None: unknown.
+    """
 
     name: str
     unit: str
     times_s: tuple[float, ...]
     values: tuple[float | None, ...]
     limit: float | None = None
+    mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -341,7 +341,7 @@ def draw_full(diagnosis: Diagnosis, width: int = 80) -> str:
         where = "training process" if line.where == "main" else line.where
         page.item(f"{words.share(line.share)} of the looks at the {where}: {line.place} {line.function}")
         page.add(line.source, "      ", "      ")
-    page.head("What the machine did: the median, and the largest reading")
+    page.head("What the machine did: in the steps, and at most in the whole run")
     page.table((one.name, words.curve(one)) for one in diagnosis.curves)
     page.head("Machine and data")
     page.table((one.name, one.value) for one in diagnosis.facts)

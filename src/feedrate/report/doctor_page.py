@@ -258,7 +258,8 @@ def _draw_curves(diagnosis: Diagnosis) -> str:
     still = [one for one in diagnosis.curves if not any(one.values)]
     moving = [one for one in diagnosis.curves if one not in still]
     drawn = "".join(charts.draw_curve(one, real_until_s=until) for one in moving)
-    legend = f"The median and the largest reading; dashed: the limit.{_GROUND if until is not None else ''}"
+    ground = _GROUND if until is not None else ""
+    legend = f"The mean of the steps, and the largest reading; dashed: the limit.{ground}"
     names = show("; ".join(one.name for one in still))
     rest = f"<p><small>Zero all the time: {names}.</small></p>" if still else ""
     return f'<p class="soft">{legend}</p><div class="curves">{drawn}</div>{rest}'

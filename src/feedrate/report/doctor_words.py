@@ -96,13 +96,14 @@ def named(name: str, value: float | int | str | None) -> str:
 
 
 def curve(one: Curve) -> str:
-    """Return the median and the largest reading, and the limit where there is one."""
+    """Return the mean of the steps and the largest reading of all, and the limit where there is one."""
     values = sorted(filter(is_number, one.values))
     if not values:
         return UNKNOWN
     # That a share ends at 100% goes without saying.
     limits = [one.limit] if is_number(one.limit) and one.unit != "share" else []
-    words = [_describe_reading(value, one.unit) for value in (values[len(values) // 2], values[-1], *limits)]
+    usual = one.mean if is_number(one.mean) else sum(values) / len(values)
+    words = [_describe_reading(value, one.unit) for value in (usual, values[-1], *limits)]
     text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if limits else "")
     return text if one.unit in _SPELT else f"{text} {clean(one.unit)}"
 

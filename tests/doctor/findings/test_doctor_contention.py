@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from feedrate.doctor.analyse.machine import read_machine
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.compare import compare_runs
-from feedrate.doctor.examine import measure_run
+from feedrate.doctor.examine import judge_run, measure_run
 from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
+from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.results import Diagnosis, Fact, Finding, Remedy
+from feedrate.doctor.run.launch import Observed
 from feedrate.machine import process_tree as trees
 from feedrate.machine.process import ProcessStat
-from feedrate.report.doctor import draw_diagnosis
+from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_verify import draw_gate, draw_verification
 from support.diagnoses import make_decode_bound, reread, rerun
 from support.doctor_runs import MS, FakeLoop
@@ -98,6 +101,40 @@ def test_a_process_that_explains_nothing_is_not_named(tmp_path: Path, name: str)
 def test_a_process_that_is_most_of_the_load_is_named(tmp_path: Path, user: str | None, words: str) -> None:
     diagnosis = watch_neighbour(tmp_path, {"name": "simulate", "user": user, "cores": 1.2})
     assert f" cores, 1.2 of them by {words}\n" in list_words(diagnosis)
+
+
+def test_cores_of_other_virtual_machines_are_told_beside_those_of_other_processes(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 90)
+    loop.fetches(200, 20, cpu=40, queue=60, parts={"decode:PIL": (35, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    around = MachineSummary(cores=2.0, cores_ours=0.9, cores_others=0.04, steal_cores=1.15)
+    measured, diagnosis = judge(tmp_path, around)
+    (contended,) = [finding for finding in diagnosis.findings if finding.code == "contended"]
+    assert contended.evidence[0] == "other processes use 0.0 of 2 cores, other virtual machines 1.1"
+    assert contended.numbers == {"cores_others": 0.04, "steal_cores": 1.15, "cores": 2.0}
+    facts = {fact.name: fact.value for fact in list_facts(measured, read_machine(tmp_path))}
+    assert facts["cores used by others"] == "0.0"
+    assert facts["cores taken by other virtual machines"] == "1.1"
+
+
+def test_the_report_has_one_figure_for_the_cores_of_others(tmp_path: Path) -> None:
+    """Others come when the experiments are made: what they use then is no figure of the steps."""
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 90)
+    loop.fetches(200, 20, cpu=40, parts={"decode:PIL": (35, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    last = loop.now // (1000 * MS)
+    samples = [
+        make_sample(1 + n, cpu={"others": 0.25 if n <= last else 1.75}, processes=[make_process(100)])
+        for n in range(3 * last)
+    ]
+    trace = read_machine(write_samples(tmp_path, samples))
+    observed = Observed(("x",), tmp_path, 0, None, 9.0, 0, False, True)
+    diagnosis = judge_run(observed, read_run(tmp_path), trace, DoctorOptions())
+    text = draw_full(diagnosis, 80)
+    assert re.search(r"cores used by others +0\.2\n", text)
+    assert re.search(r"cores busy, others +0\.25, at most 1\.75 of 2 cores\n", text)
 
 
 def stat(pid: int, name: str, parent: int, cpu_s: float) -> ProcessStat:

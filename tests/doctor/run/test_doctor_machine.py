@@ -353,7 +353,7 @@ def test_a_run_without_samples_answers_unknown(tmp_path: Path) -> None:
     assert len(trace) == 0
     assert trace.between(0, SECOND).cores_ours is None
     assert trace.growth_per_s(1) is None
-    assert trace.curves() == ()
+    assert trace.curves(0, 2**62) == ()
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_gpus_are_read_one_by_one_and_what_they_do_not_tell_is_unknown(tmp_path:
     assert [gpu.memory_used_bytes for gpu in means.gpus] == [10, 20]
     assert [gpu.to_device_bytes_per_s for gpu in means.gpus] == [None, None]
     assert [(other.gpu, other.pid) for other in trace.gpu_others] == [(1, 99)]
-    names = {curve.name for curve in trace.curves()}
+    names = {curve.name for curve in trace.curves(0, 2**62)}
     assert "GPU 0, busy" in names
     assert "GPU 1, busy" not in names
 
@@ -470,7 +470,7 @@ def test_curves_know_their_limits_and_leave_out_what_is_unknown(tmp_path: Path) 
         "major_faults_per_s": 0.0,
     }  # fmt: skip
     samples = [make_sample(n, memory=memory) for n in (1, 2)]
-    curves = {c.name: c for c in read_machine(write_samples(tmp_path, samples)).curves()}
+    curves = {c.name: c for c in read_machine(write_samples(tmp_path, samples)).curves(0, 2**62)}
     assert curves["cores busy, this run"].limit == 2
     assert curves["cores busy, this run"].times_s == (0.0, 1.0)
     assert curves["memory used, page cache included"].limit == 100
@@ -480,7 +480,7 @@ def test_curves_know_their_limits_and_leave_out_what_is_unknown(tmp_path: Path) 
 
 def test_the_curves_of_a_long_run_are_thinned(tmp_path: Path) -> None:
     samples = [make_sample(n, cpu={"ours": float(n % 2)}) for n in range(5000)]
-    for curve in read_machine(write_samples(tmp_path, samples)).curves():
+    for curve in read_machine(write_samples(tmp_path, samples)).curves(0, 2**62):
         assert len(curve.values) == len(curve.times_s) <= 600
         assert all(value is None or math.isfinite(value) for value in curve.values)
 

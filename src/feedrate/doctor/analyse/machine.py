@@ -232,22 +232,27 @@ class MachineTrace:
         before, after = np.interp([low, high], process.times_ns, process.cpu_s)
         return float((after - before) / ((high - low) / 1e9))
 
-    def curves(self) -> tuple[Curve, ...]:
-        """Return what the page draws; what this machine does not tell is left out."""
+    def curves(self, start_ns: int, end_ns: int) -> tuple[Curve, ...]:
+        """Return what the page draws, with means between two moments; what is not known is left out."""
+        means = self.between(start_ns, end_ns)
         memory = self.series["memory_limit_bytes"]
         limits = {
             "cores": float(len(self.cores)) or None,
             "share": 1.0,
             "B": float(np.nanmax(memory)) if np.isfinite(memory).any() else None,
         }
-        shown = [(one, self.series[name]) for name, one in READINGS.items() if one.curve]
-        drawn = [pair for pair in shown if not pair[0].is_rare and np.isfinite(pair[1]).any()]
-        drawn += [pair for pair in shown if pair[0].is_rare and np.nan_to_num(pair[1]).any()]
-        curves = [self._curve(one.curve, one.unit, values, limits.get(one.unit)) for one, values in drawn]
+        shown = [(name, one, self.series[name]) for name, one in READINGS.items() if one.curve]
+        drawn = [one for one in shown if not one[1].is_rare and np.isfinite(one[2]).any()]
+        drawn += [one for one in shown if one[1].is_rare and np.nan_to_num(one[2]).any()]
+        curves = [
+            self._curve(one.curve, one.unit, values, limits.get(one.unit), getattr(means, name))
+            for name, one, values in drawn
+        ]
         if len(self) and len(self.cores) > 1:
             # One core at 100 % among idle ones is what the mean hides.
             busiest = np.max(np.nan_to_num(self.per_core), axis=1)
-            curves.insert(1, self._curve("busiest core", "share", busiest, 1.0))
+            usual = mean(busiest, self._weigh(start_ns, end_ns))
+            curves.insert(1, self._curve("busiest core", "share", busiest, 1.0, usual))
         for gpu in range(len(self.gpu_names)):
             of_gpu = {name: values[:, gpu] for name, values in self.gpu_series.items()}
             for name, one in GPU_READINGS.items():
@@ -255,10 +260,13 @@ class MachineTrace:
                     limit = 1.0 if one.unit == "share" else None
                     if one.end and np.isfinite(of_gpu[one.end]).any():
                         limit = float(np.nanmax(of_gpu[one.end]))
-                    curves.append(self._curve(f"GPU {gpu}, {one.curve}", one.unit, of_gpu[name], limit))
+                    title, usual = f"GPU {gpu}, {one.curve}", getattr(means.gpus[gpu], name)
+                    curves.append(self._curve(title, one.unit, of_gpu[name], limit, usual))
         return tuple(curves)
 
-    def _curve(self, title: str, unit: str, values: Floats, limit: float | None) -> Curve:
+    def _curve(
+        self, title: str, unit: str, values: Floats, limit: float | None, usual: float | None
+    ) -> Curve:
         # A passive run may last for hours: groups of samples become one point, their mean.
         step = max(1, -(-len(values) // _MOST_POINTS))
         times, points = [], []
@@ -267,7 +275,7 @@ class MachineTrace:
             known = part[np.isfinite(part)]
             times.append(round(float(self.t_s[min(start + step, len(values)) - 1]), 3))
             points.append(float(known.mean()) if len(known) else None)
-        return Curve(title, unit, tuple(times), tuple(points), limit)
+        return Curve(title, unit, tuple(times), tuple(points), limit, usual)
 
     def _glanced(self, start_ns: int, end_ns: int) -> tuple[float | None, ...]:
         """Return how busy the GPUs were; empty when nobody looked then."""

@@ -17,6 +17,7 @@ from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import Fact
 from feedrate.doctor.analyse.sample import (
     PACK_LOADER,
+    ChunkedArray,
     Cost,
     IdleWorkers,
     PackStages,
@@ -243,6 +244,7 @@ class Samples:
         feeder_cpu_s: of the thread that pickles batches in a worker.
         helpers_cpu_s: of the workers' further threads (BLAS, OpenMP).
         start: before the first step.
+        chunked: the array of HDF5 that most of a sample is read from; None: none was seen.
     """
 
     per_batch: float
@@ -254,6 +256,7 @@ class Samples:
     feeder_cpu_s: float
     helpers_cpu_s: float
     start: Start | None
+    chunked: ChunkedArray | None = None
 
     @property
     def helpers_s(self) -> float:

@@ -120,8 +120,9 @@ class Readings:
         "share", lambda s: s["pressure"]["io"], "stalled for storage", fact="I/O pressure"
     )
     steal_cores: float | None = _reading(
-        "cores", lambda s: s["cpu"]["steal"], "cores taken by other virtual machines", is_rare=True
-    )
+        "cores", lambda s: s["cpu"]["steal"], "cores taken by other virtual machines",
+        fact="cores taken by other virtual machines", is_rare=True,
+    )  # fmt: skip
     memory_stall_share: float | None = _reading(
         "share", lambda s: s["pressure"]["memory"], "stalled for memory", fact="memory pressure", is_rare=True
     )

@@ -8,6 +8,7 @@ large ones, and of samples that are decoded before the first step.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -403,6 +404,56 @@ class Start:
     calls: int
     name: str
     place: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedArray:
+    """An array of an HDF5 file.
+
+    Attributes:
+        chunks: their shape; None: it is stored in one piece.
+        filter: by h5py's name, or HDF5's number; None: nothing is compressed.
+        rows: that a sample is.
+    """
+
+    file: str
+    array: str
+    shape: tuple[int, ...]
+    itemsize: int
+    chunks: tuple[int, ...] | None
+    filter: str | None
+    rows: int
+
+    @property
+    def sample_bytes(self) -> int:
+        return math.prod((self.rows, *self.shape[1:])) * self.itemsize
+
+    @property
+    def read_bytes(self) -> int:
+        """Return the size of all chunks that hold a part of a sample; they are read whole."""
+        if self.chunks is None:
+            return self.sample_bytes
+        sides = zip((self.rows, *self.shape[1:]), self.chunks, strict=True)
+        return math.prod(-(-side // chunk) * chunk for side, chunk in sides) * self.itemsize
+
+
+def find_chunked(makers: Iterable[Process]) -> ChunkedArray | None:
+    """Return the array that most is read of for a sample; None: no array of HDF5 was seen."""
+    arrays = [
+        ChunkedArray(
+            file=str(fact["file"]),
+            array=str(fact["array"]),
+            shape=tuple(fact["shape"]),
+            itemsize=int(fact["itemsize"]),
+            chunks=tuple(fact["chunks"]) if fact["chunks"] else None,
+            filter=fact["filter"],
+            rows=int(fact["rows"]),
+        )
+        for process in makers
+        for fact in process.facts_of("chunked")
+        if fact["shape"]
+    ]
+    return max(arrays, key=lambda array: array.read_bytes, default=None)
 
 
 def count_idle_workers(

@@ -102,6 +102,7 @@ def _measure_samples(
         feeder_cpu_s=feeder * feeding,
         helpers_cpu_s=(beside - feeder) * feeding,
         start=sample.read_start(main),
+        chunked=sample.find_chunked(made_by),
     )
 
 

@@ -143,7 +143,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "unpack-bound", "Reading burns CPU: what is stored is unpacked for every sample",
         "Chunks are read and unpacked whole, however little of them a sample is.",
         dataset.find_unpacking, instead={PACK: None, OPAQUE: None},
-        cures=("cache-in-memory", "preprocess-once", "more-workers"),
+        cures=("rechunk", "cache-in-memory", "preprocess-once", "more-workers"),
         explains=("handover-bound",),
     ),
     Entry(
@@ -284,6 +284,7 @@ _OF_WORKERS: tuple[Make, ...] = (
     caching.preprocess_once,
     dataset.feed_all_workers,
     dataset.clone_views,
+    dataset.rechunk,
 )
 REMEDIES: tuple[Make, ...] = (
     *_OF_WORKERS,

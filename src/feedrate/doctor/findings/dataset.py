@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes and remedies in how a dataset is written: workers without data, large views, a slow start."""
+"""Causes and remedies in how a dataset is written: idle workers, large views, chunks, a slow start."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.doctor.analyse.sample import Cost
+from feedrate.doctor.analyse.sample import ChunkedArray, Cost
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
+    change,
     freeing_s,
     make_remedy,
     of_loader,
@@ -31,6 +34,9 @@ _LEAST_START_S = 3.0  # of decoding and reading before the first step
 _LONG_START_S = 60.0  # that long is worth a word, whatever the length of the training
 _UNPACKERS = {"h5py", "zarr", "zipfile"}  # readers that decompress
 _MOSTLY_UNPACKED = 0.5  # of a sample's CPU
+_MANY_IN_A_CHUNK = 2  # times a sample, or more: chunks of one would help
+_H5PY_READ_S = 1e-4  # what a read takes besides unpacking, on one core
+_H5PY_BYTES_PER_S = 1e9  # of what is not compressed, from memory
 
 
 def find_idle_workers(m: Measured) -> Evidence | None:
@@ -118,12 +124,21 @@ def find_unpacking(m: Measured) -> Evidence | None:
     name = max(unpacked, key=lambda item: item[1].cpu_s)[0]
     of_sample = percent(cpu_s / sample.total.cpu_s)
     lines = [f"reading ({name}) takes {format_seconds(cpu_s)} of CPU a sample, {of_sample} of it"]
+    array = m.samples.chunked
+    if array is not None and array.chunks is not None:
+        lines.append(_word_chunks(array))
     lines += [
         f"{percent(hot.share)} of the looks at the workers: {hot.place}: {hot.source}"
         for hot in m.samples.looks.own[:1]
     ]
     numbers = {"read_cpu_s": cpu_s, "sample_s": sample.total.wall_s}
     return of_loader(m, share, [*lines, wait_words(m)], numbers)
+
+
+def _word_chunks(array: ChunkedArray) -> str:
+    stored = f"{array.array} of {array.file} has chunks of {array.chunks}, {array.filter or 'not compressed'}"
+    read, used = format_bytes(array.read_bytes), format_bytes(array.sample_bytes)
+    return f"{stored}: {read} are {'unpacked' if array.filter else 'read'} for the {used} of a sample"
 
 
 def find_slow_start(m: Measured) -> Evidence | None:
@@ -195,6 +210,70 @@ def clone_views(m: Measured) -> Remedy | None:
         predict_change(m.pipeline, then, m.loop.step_s), then,
         change="return part.clone() in the dataset, where part is a slice of a larger tensor",
     )  # fmt: skip
+
+
+def rechunk(m: Measured) -> Remedy | None:
+    """Chunks of one sample; where they are that already, no filter."""
+    sample, array = m.samples.cost, m.samples.chunked
+    if sample is None or array is None or array.chunks is None:
+        return None
+    cpu_s, now = sample.parts.get(("read", "h5py"), Cost()).cpu_s, m.pipeline
+    is_shared = array.read_bytes >= _MANY_IN_A_CHUNK * array.sample_bytes
+    if not is_shared and array.filter is None:
+        return None
+    if is_shared:
+        title, note = "store each sample in a chunk of its own", "written once, with all else of the file"
+        then_s, kept = _H5PY_READ_S + cpu_s * array.sample_bytes / array.read_bytes, array.filter
+    else:
+        title, kept = f"store samples without {array.filter}, or with lzf, which unpacks faster", None
+        then_s = _H5PY_READ_S + array.sample_bytes / _H5PY_BYTES_PER_S
+        note = f"the file grows to {format_bytes(array.sample_bytes)} a sample; lzf lies in between"
+    prediction, then = change(
+        m, fetch_cpu_s=now.fetch_cpu_s - max(cpu_s - then_s, 0.0) * m.loop.samples_per_step
+    )
+    chunks = (array.rows, *array.shape[1:])
+    options = f"chunks={chunks}, compression={_word_filter(kept)}"
+    return make_remedy(
+        m, "rechunk", title, prediction, then,
+        change=f'create_dataset("{array.array}", ..., {options})', note=note, code=_rewrite(array, options),
+    )  # fmt: skip
+
+
+def _word_filter(name: str | None) -> str:
+    """Return a filter as an argument of h5py's: its own by name, plug-ins by number."""
+    return "None" if name is None else name if name.isdigit() else f'"{name}"'
+
+
+def _rewrite(array: ChunkedArray, options: str) -> str:
+    """Return the code that writes the file anew, with this array stored otherwise."""
+    path = Path(array.file)
+    rows = max(array.chunks[0] if array.chunks else 1, array.rows)
+    return f"""\
+import h5py
+
+NAME = {array.array.lstrip("/")!r}
+old = h5py.File({str(path)!r})
+new = h5py.File({str(path.with_stem(f"{path.stem}-rechunked"))!r}, "x")
+
+
+def copy(name, thing):
+    if isinstance(thing, h5py.Group):
+        new.require_group(name).attrs.update(thing.attrs)
+    elif name != NAME:
+        old.copy(thing, new, name)
+
+
+old.visititems(copy)
+new.attrs.update(old.attrs)
+samples = new.create_dataset(
+    NAME, old[NAME].shape, old[NAME].dtype,
+    {options},
+)
+samples.attrs.update(old[NAME].attrs)
+for i in range(0, len(samples), {rows}):
+    samples[i : i + {rows}] = old[NAME][i : i + {rows}]
+new.close()
+"""
 
 
 def decode_side_by_side(m: Measured) -> Remedy | None:

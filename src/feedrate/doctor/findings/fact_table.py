@@ -137,6 +137,7 @@ def _machine_facts(m: Measured) -> list[Fact]:
     return [
         Fact("usable cores", f"{around.cores:g}"),
         *(_reading(around, name) for name in _OF_MACHINE),
+        *([_reading(around, "steal_cores")] if around.steal_cores else []),
         Fact("GPU", around.gpu_name or NONE),
         *(_reading(around, name) for name, is_known in is_shown.items() if is_known),
     ]

@@ -22,6 +22,7 @@ from feedrate.units import format_bytes, format_count, format_seconds
 _HORIZON_S = 86_400.0  # a limit that a day of training does not reach is no worry now
 _NEAR_STEPS = 1000
 _GROWING = "It costs no time yet; when the limit is reached, the run is ended, or swaps."
+_LEAST_STOLEN = 0.05  # cores: less is no word
 _SHM_ERRORS = ("Bus error", "shared memory", "/dev/shm", "(shm)")
 
 
@@ -48,7 +49,6 @@ def _find_company_on_gpu(m: Measured) -> Evidence | None:
 
 
 def _find_company_on_cores(m: Measured) -> Evidence | None:
-    others = m.machine.cores_others + m.machine.steal_cores
     if not m.machine.is_busy:
         return None
     # What counts is the waiting for a core, by whoever makes the step long: others of low priority take
@@ -57,7 +57,11 @@ def _find_company_on_cores(m: Measured) -> Evidence | None:
     if share < WORTH_TELLING:
         return None
     who = f", {m.machine.biggest_other}" if m.machine.biggest_other else ""
-    lines = [f"other processes use {others:.1f} of {m.machine.cores:.0f} cores{who}"]
+    stolen = m.machine.steal_cores
+    machines = f", other virtual machines {stolen:.1f}" if stolen >= _LEAST_STOLEN else ""
+    lines = [
+        f"other processes use {m.machine.cores_others:.1f} of {m.machine.cores:.0f} cores{who}{machines}"
+    ]
     if m.samples.cost is not None:
         lines.append(f"a sample spends {percent(m.samples.queue_share)} of its time waiting for a core")
     if m.training.queue_share >= WORTH_TELLING:
@@ -65,7 +69,9 @@ def _find_company_on_cores(m: Measured) -> Evidence | None:
         lines.append(f"forward and backward spend {queued} of their time waiting for a core")
     computing_waits = (m.loop.own_s - m.loop.exposed_s) * m.training.queue_share / m.loop.step_s
     weight = _weigh(share, m.loop.exposed_share + computing_waits)
-    numbers = {"cores_others": round(others, 2), "cores": m.machine.cores}
+    numbers = {"cores_others": round(m.machine.cores_others, 2), "cores": m.machine.cores}
+    if machines:
+        numbers["steal_cores"] = round(stolen, 2)
     return Evidence(share, tuple(lines), numbers, weight=weight)
 
 

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from .parts import name_load, name_of_class, name_resize, timed, timed_generator, timed_steps
+from .parts import (
+    name_chunked_read,
+    name_load,
+    name_of_class,
+    name_resize,
+    timed,
+    timed_generator,
+    timed_steps,
+)
 
 _LOAD, _BY_CLASS = timed(choose=name_load), timed(choose=name_of_class)
 
@@ -83,7 +91,7 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     "gzip": [("GzipFile.read", "decode:gzip"), ("decompress", "decode:gzip")],
     "lzma": [("LZMAFile.read", "decode:lzma"), ("decompress", "decode:lzma")],
     "bz2": [("BZ2File.read", "decode:bz2"), ("decompress", "decode:bz2")],
-    "h5py._hl.dataset": [("Dataset.__getitem__", "read:h5py")],
+    "h5py._hl.dataset": [("Dataset.__getitem__", timed(choose=name_chunked_read))],
     "zarr.core": [("Array.__getitem__", "read:zarr")],
     "zarr.core.array": [("Array.__getitem__", "read:zarr")],
     "pyarrow.parquet.core": [("read_table", "read:pyarrow.parquet.read_table@")],

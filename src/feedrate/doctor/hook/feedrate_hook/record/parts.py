@@ -145,6 +145,13 @@ def name_load(args: Any, _kwargs: Any) -> str | None:
     return "decode:PIL" if getattr(args[0], "tile", True) else None
 
 
+def name_chunked_read(args: Any, _kwargs: Any) -> str:
+    """h5py unpacks in its reads; the first ones also tell what from."""
+    if samples.Chunks.reads < samples.MOST_READS and here.is_fetching:
+        samples.note_chunks(args[0], args[1] if len(args) > 1 else None)
+    return "read:h5py"
+
+
 def name_of_class(args: Any, _kwargs: Any) -> str:
     """Of a method, the name of its object's class: `transform:RandomCrop`."""
     return f"transform:{type(args[0]).__name__}"

@@ -4,17 +4,19 @@
 Draws: the states of the global generators, noted when a sample begins that stacks.py asked for; it looks at
 the stack somewhere inside that sample. Calls: those of the first samples, with their arguments, for what
 plain code in `__getitem__` does to images; the resize inside of a torchvision Resize is that one's. Views: a
-worker hands over the storage under a tensor whole, not the part in use.
+worker hands over the storage under a tensor whole, not the part in use. Chunks: how HDF5 stores the arrays
+that samples are read from.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from typing import Any, ClassVar
 
 from .. import clock
-from ..session import session
+from ..session import Noted, session
 from .describe import Budget, is_tensor, leaves_in
 
 _SHORTEST_SAMPLE_NS = 200_000  # shorter ones are over before the looking thread is awake
@@ -239,7 +241,50 @@ def write_calls() -> None:
         session.facts("calls", samples=samples, loader=Calls.loader)
 
 
+MOST_READS = 64  # of a process: the arrays of a sample are all among them
+_NO_COMPRESSION = ("shuffle", "fletcher32", "scaleoffset")  # filters that unpack nothing
+
+
+class Chunks:
+    """What the first reads of this process asked HDF5 for."""
+
+    reads = 0
+    noted: ClassVar[set[tuple[str, str]]] = set()  # file and array
+
+
+def note_chunks(array: Any, selection: Any) -> None:
+    """Note how an array of h5py's is stored, at the first of the first reads that asks for it."""
+    Chunks.reads += 1
+    with Noted("chunks"):
+        key = (os.path.abspath(os.fsdecode(array.file.filename)), str(array.name))
+        if key in Chunks.noted:
+            return
+        Chunks.noted.add(key)
+        filters = [name for name in getattr(array, "_filters", None) or () if name not in _NO_COMPRESSION]
+        shape, chunks = array.shape, array.chunks
+        session.facts(
+            "chunked",
+            file=key[0],
+            array=key[1],
+            shape=None if shape is None else list(shape),
+            itemsize=int(array.dtype.itemsize),
+            chunks=None if chunks is None else list(chunks),
+            filter=str(filters[0]) if filters else None,
+            rows=_count_rows(selection, shape),
+        )
+
+
+def _count_rows(selection: Any, shape: Any) -> int:
+    """Return how many of an array's rows a selection asks for, as far as its form tells: else one."""
+    first = selection[0] if isinstance(selection, tuple) and selection else selection
+    if isinstance(first, slice) and shape:
+        return max(len(range(*first.indices(shape[0]))), 1)
+    return max(len(first), 1) if isinstance(first, list) else 1
+
+
 def after_fork() -> None:
+    Chunks.reads = 0
+    Chunks.noted = set()
     Sample.is_open = Sample.is_wanted = False
     Sample.watched = -1
     Sample.undrawn = Sample.usual_ns = 0
