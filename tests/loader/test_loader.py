@@ -438,7 +438,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     pytest.importorskip("torch", reason="torch is not installed")
     page = (ROOT / "docs" / "loader.md").read_text()
     examples = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
-    assert len(examples) == 10
+    assert len(examples) == 11
     write_images(tmp_path / "photos.pack", count=40, side=None)
     (tmp_path / "photo.jpg").write_bytes(encode_image(make_image(0, 30, 30)))
     monkeypatch.chdir(tmp_path)
