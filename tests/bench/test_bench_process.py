@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from feedrate.bench.process import RunFailed, run_in_process
+from feedrate.cli import main
 
 VICTIMS = """
 import os, signal, subprocess, sys, time
@@ -70,6 +72,18 @@ def test_a_failing_process_is_described_by_its_last_lines() -> None:
         RunFailed, match=r"(?s)ended with exit code 1; its last lines:.*RuntimeError: too bad$"
     ):
         run_in_process("victims:fail", {"reason": "too bad"})
+
+
+def test_the_last_lines_of_a_failed_process_are_lines_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail = partial(run_in_process, "victims:fail", {"reason": "too bad\x1b[31m\nhint: type this"})
+    monkeypatch.setattr("feedrate.cli.demo.run", lambda _: fail())
+    assert main(["demo"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("ended with exit code 1; its last lines:")
+    assert lines[-2].strip() == "RuntimeError: too bad\\x1b[31m"
+    assert not any(line.startswith("hint:") for line in lines)
 
 
 def test_a_process_that_says_nothing_is_described_by_its_exit_code() -> None:

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from feedrate.errors import NotFound
+from feedrate.errors import NotFound, UsageError
 from feedrate.machine.gpu import GpuReader
 from feedrate.watch import sampling
 from feedrate.watch.devices import Gpus, find_data_mounts, list_stores
@@ -205,16 +207,100 @@ def find_jobs(monkeypatch: pytest.MonkeyPatch, *jobs: JobSummary) -> None:
     monkeypatch.setattr(sampling.JobFinder, "find", lambda *_: list(jobs))
 
 
-def test_without_a_number_the_first_busy_job_is_chosen_and_the_others_are_listed(
-    monkeypatch: pytest.MonkeyPatch, job: Any
-) -> None:
-    jobs = [summarise(job.pid, 0.9), summarise(7, 0.2), summarise(8, 0.01)]
+def choose(monkeypatch: pytest.MonkeyPatch, *jobs: JobSummary) -> JobSampler:
     find_jobs(monkeypatch, *jobs)
-    seen = choose_job(os.getuid(), Gpus(), lambda: None).take()
+    return choose_job(os.getuid(), Gpus(), lambda: None)
+
+
+MAPPED = (
+    "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)\n"
+)
+WAITING = "import sys; print('ready', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def start_in_new_session(tmp_path: Path) -> Iterator[Callable[[str], int]]:
+    """Start processes of other sessions, which have a file mapped; return their numbers."""
+    with contextlib.ExitStack() as stack:
+
+        def start(mapped: str) -> int:
+            (tmp_path / mapped).write_bytes(b"x")
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", MAPPED + WAITING, tmp_path / mapped],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            )
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            return process.pid
+
+        yield start
+
+
+def test_without_a_number_the_job_of_this_session_is_chosen_and_the_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch, job: Any, start_in_new_session: Callable[[str], int]
+) -> None:
+    other = summarise(start_in_new_session("libtorch_cpu.so"), 0.9)
+    sampler = choose(monkeypatch, other, summarise(job.pid, 0.2), summarise(8, 0.01))
+    seen = sampler.take()
     assert seen is not None
     assert seen.pid == job.pid
-    assert seen.notes[0].endswith("the one that uses most CPU")
-    assert seen.other_jobs == (jobs[1],)
+    assert seen.notes[0].startswith("started from here of the jobs of")
+    assert seen.other_jobs == (other,)
+
+
+def test_without_a_number_the_only_training_of_a_user_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, start_in_new_session: Callable[[str], int]
+) -> None:
+    training = start_in_new_session("libtorch_cpu.so")
+    assert (
+        choose(monkeypatch, summarise(start_in_new_session("x"), 0.9), summarise(training, 0.2)).pid
+        == training
+    )
+
+
+def test_a_job_of_another_session_that_does_not_train_is_named_and_not_watched(
+    monkeypatch: pytest.MonkeyPatch, start_in_new_session: Callable[[str], int]
+) -> None:
+    pid = start_in_new_session("x")
+    with pytest.raises(NotFound, match="no job was started from this session") as caught:
+        choose(monkeypatch, summarise(pid, 0.9))
+    assert f"\nfeedrate watch {pid}  # python train.py" in str(caught.value.hint)
+
+
+def test_several_trainings_are_listed_with_the_lines_to_type(
+    monkeypatch: pytest.MonkeyPatch, start_in_new_session: Callable[[str], int]
+) -> None:
+    pids = [start_in_new_session("libtorch_cpu.so") for _ in range(2)]
+    with pytest.raises(UsageError, match=r"2 jobs of .* may be meant") as caught:
+        choose(monkeypatch, *(summarise(pid, 0.9) for pid in pids))
+    for pid in pids:
+        assert f"\nfeedrate watch {pid}  # python train.py" in str(caught.value.hint)
+
+
+def test_a_job_of_the_scheduler_that_this_process_is_of_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, start_in_new_session: Callable[[str], int]
+) -> None:
+    stranger = start_in_new_session("libtorch_cpu.so")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    mine = start_in_new_session("libtorch_cpu.so")
+    assert choose(monkeypatch, summarise(stranger, 0.9), summarise(mine, 0.2)).pid == mine
+
+
+def test_a_job_that_a_doctor_runs_is_not_sent_to_a_doctor(tmp_path: Path) -> None:
+    program = tmp_path / "feedrate"
+    program.write_text(WAITING)
+    line = [sys.executable, program, "doctor", "--", "python", "train.py"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        seen = JobSampler(process.pid, Gpus()).take()
+        process.communicate()
+    assert seen is not None
+    assert seen.verdict.next.startswith(f"a doctor is running on it already (process {process.pid})")
 
 
 def test_without_a_busy_job_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
-from feedrate.errors import FeedrateError, clean
+from feedrate.errors import FeedrateError
 
 GROUPS = {
     "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
@@ -93,8 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def say_error(message: str, hint: str | None = None) -> None:
-    """Say what happened and what to type, on a line each: what strangers named begins none of its own."""
-    show(f"error: {clean(message)}\n" + (f"\nhint: {clean(hint)}\n" if hint else ""), sys.stderr)
+    """Say what happened and what to type. Further lines are indented: what strangers named begins none."""
+    said = {"error": message, "hint": hint}
+    words = [f"{name}: {text}".replace("\n", "\n  ") for name, text in said.items() if text]
+    show("\n\n".join(words) + "\n", sys.stderr)
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -2,8 +2,8 @@
 """Show live what a running job uses and waits for: GPUs, cores, memory, disks, workers, and the verdict.
 
 Of any job on this machine, of PyTorch, TensorFlow, JAX or anything else; it is only looked at. Without
-arguments: your job that uses most. 'q' or Ctrl-C ends the view, and the job goes on. What goes to a file or a
-pipe is one view, of one second.
+arguments: your job of this terminal, or your only training. 'q' or Ctrl-C ends the view, and the job goes on.
+What goes to a file or a pipe is one view, of one second.
 
   feedrate watch
   feedrate watch 4242
@@ -54,7 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "feedrate watch [options] [PID | --user NAME | -- COMMAND ...]"
     parser.takes_command = True  # type: ignore[attr-defined]
     add = parser.add_argument
-    add("pid", metavar="PID", nargs="?", help="a process of the job (default: your job that uses most)")
+    add(
+        "pid",
+        metavar="PID",
+        nargs="?",
+        help="a process of the job (default: this terminal's, or your only training)",
+    )
     add("--user", metavar="NAME", help="all jobs of this user, a line each")
     default = f"{_INTERVAL_S:g}; of a command, without a terminal: {_BLOCK_S:g}"
     add("--interval", type=number, metavar="SECONDS", help=f"between two readings (default: {default})")

@@ -204,6 +204,7 @@ class WatchedJob:
         not_visible: what could not be read, and why.
         notes: how the job was chosen, and what was understood of the PID that was given.
         other_jobs: of the same user, where watch chose this one.
+        doctor: the process of a `feedrate doctor` that runs this job.
     """
 
     pid: int
@@ -226,6 +227,7 @@ class WatchedJob:
     not_visible: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     other_jobs: tuple[JobSummary, ...] = ()
+    doctor: int | None = None
 
     @property
     def trainers(self) -> tuple[WatchedProcess, ...]:

@@ -50,6 +50,8 @@ from feedrate.watch.targets import (
     JobFinder,
     Member,
     assign_roles,
+    choose_training,
+    find_doctor,
     find_frameworks,
     is_spawned,
     promote_ranks,
@@ -133,6 +135,7 @@ class JobSampler:
         self._states: dict[int, Counter[str]] = {}
         self._roles: dict[int, str] = {}
         self._frameworks: tuple[str, ...] = ()
+        self._doctor = find_doctor(pid)
         self._throttled_s: float | None = None
         self._readings = 0
         self._mounts: dict[str, float] = {}
@@ -191,6 +194,7 @@ class JobSampler:
             not_visible=tuple(self._list_hidden(on_gpus)),
             notes=self._notes,
             other_jobs=self._other_jobs,
+            doctor=self._doctor,
         )
         self._states = {}
         self._readings += 1
@@ -430,10 +434,11 @@ class UserSampler:
 
 
 def choose_job(user: int, gpus: Gpus, wait: Callable[[], None]) -> JobSampler:
-    """Return a sampler of the job that uses most: GPUs first, then cores, while `wait` waits.
+    """Return a sampler of the job that is meant where none is named, of those busy while `wait` waits.
 
     Raises:
-        NotFound: no process of this user uses a GPU, or a tenth of a core.
+        NotFound: no process of this user uses a GPU, or a tenth of a core, or none of them is meant.
+        UsageError: several may be.
     """
     finder = JobFinder(user, time.monotonic())
     wait()
@@ -445,6 +450,5 @@ def choose_job(user: int, gpus: Gpus, wait: Callable[[], None]) -> JobSampler:
             f"no process of {name} uses a GPU or a tenth of a core just now",
             hint="name one: feedrate watch PID; or start one: feedrate watch -- python train.py ...",
         )
-    why = "memory of a GPU" if busy[0].gpus else "CPU"
-    note = f"of the jobs of {name}, the one that uses most {why}"
-    return JobSampler(busy[0].pid, gpus, (note,), tuple(busy[1:]))
+    chosen, note = choose_training(busy, name)
+    return JobSampler(chosen.pid, gpus, (note,), tuple(job for job in busy if job is not chosen))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import re
@@ -15,12 +16,15 @@ from feedrate.machine.process import (
     ProcessStat,
     list_processes,
     read_command_line,
+    read_environ,
     read_file,
     read_stat,
     read_user,
 )
+from feedrate.machine.process_tree import Tree
 from feedrate.machine.rates import name_user
 from feedrate.machine.results import GpuProcess
+from feedrate.units import shell_quote
 from feedrate.watch.results import HELPER, TRAINER, WORKER, JobSummary
 
 _INIT, _KERNEL_PARENT = 1, 2  # what kthreadd started is no program
@@ -43,6 +47,8 @@ _LIBRARIES = (
     ("TensorFlow", b"libtensorflow"), ("PyTorch", b"libtorch_cpu"), ("PyTorch", b"libtorch_python"),
     ("JAX", b"/jaxlib/"), ("DALI", b"libdali"), ("feedrate.Loader", b"/feedrate/_native"),
 )  # fmt: skip
+_SCHEDULED = ("SLURM_JOB_ID", "PBS_JOBID")  # what names the job that a process belongs to
+_MOST_LISTED, _LONGEST = 8, 60
 _WORDS = (("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("JAX", "jax"))
 
 
@@ -153,6 +159,63 @@ def find_frameworks(pid: int, command: Iterable[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name, library in _LIBRARIES if library in maps))
     line = " ".join(command).lower()
     return tuple(name for name, word in _WORDS if word in line)
+
+
+def find_doctor(pid: int) -> int | None:
+    """Return the `feedrate doctor` that a process is, or that started it."""
+    while (stat := read_stat(pid)) is not None:
+        command = read_command_line(pid)
+        words = command[: command.index("--")] if "--" in command else command
+        if any(os.path.basename(a) == "feedrate" and b == "doctor" for a, b in itertools.pairwise(words)):
+            return pid
+        pid = stat.parent
+    return None
+
+
+def choose_training(busy: list[JobSummary], user: str) -> tuple[JobSummary, str]:
+    """Return the job that is meant where none is named, and why.
+
+    That is one of this session or of this scheduler's job, and else the user's only training: others may be
+    anybody's who works under the same name.
+
+    Raises:
+        UsageError: there are several.
+        NotFound: there is none.
+    """
+    here = [job for job in busy if _is_here(job.pid)]
+    trainings = [job for job in busy if job.gpus or _has_framework(job.pid)]
+    chosen = [job for job in here if job in trainings] or here or trainings
+    if len(chosen) == 1:
+        return chosen[0], f"{'started from here' if here else 'the only training'} of the jobs of {user}"
+    if chosen:
+        where = "in this session" if here else f"of {user}"
+        raise UsageError(f"{len(chosen)} jobs {where} may be meant", hint=_list_lines(chosen))
+    raise NotFound(
+        f"no job was started from this session, and no other one of {user} is known to train",
+        hint=_list_lines(busy),
+    )
+
+
+def _is_here(pid: int) -> bool:
+    """Return whether a process is of this session, which a terminal has, or of this job of a scheduler."""
+    stat = read_stat(pid)
+    if stat is not None and stat.session == os.getsid(0):
+        return True
+    return any(own == read_environ(pid, name) for name in _SCHEDULED if (own := os.environ.get(name)))
+
+
+def _has_framework(root: int) -> bool:
+    pids = (root, *Tree(root, ignored={os.getpid()}).look())
+    return any(find_frameworks(pid, read_command_line(pid)) for pid in pids)
+
+
+def _list_lines(jobs: list[JobSummary]) -> str:
+    """Return what to type to watch each."""
+    lines = [
+        f"feedrate watch {job.pid}  # {' '.join(map(shell_quote, job.command))[:_LONGEST]}"
+        for job in jobs[:_MOST_LISTED]
+    ]
+    return "name one:\n" + "\n".join(lines)
 
 
 def find_user(name: str) -> int:

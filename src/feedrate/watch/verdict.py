@@ -284,6 +284,8 @@ def _cannot_tell(job: WatchedJob, reason: str) -> Verdict:
 
 def suggest(job: WatchedJob) -> str:
     """Return what to type, or use, to learn more."""
+    if job.doctor is not None:
+        return f"a doctor is running on it already (process {job.doctor}): read its report when it ends"
     for name, profiler in _PROFILERS.items():
         if name in job.frameworks and "PyTorch" not in job.frameworks:
             return profiler
