@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from feedrate import Loader, RandomResizedCrop
+from feedrate.cli import main
 from feedrate.errors import StorageError
 from feedrate.files.atomic import explain_write_error, write_file
 from support.packs import write_images
@@ -44,19 +47,77 @@ def test_a_finished_copy_on_a_full_disk_is_loaded(full: Path, tmp_path: Path) ->
         assert len(list(loader)) == 2
 
 
-def test_a_cache_does_without_a_full_shared_memory(tmp_path: Path) -> None:
+CACHING_LOADER = (
+    "import sys\nfrom feedrate import Cache, Loader, RandomResizedCrop\n"
+    "with Loader(sys.argv[1], 2, fields=('image',), image=RandomResizedCrop(8), output='numpy',"
+    " cache=Cache()) as loader: print(len(list(loader)))"
+)
+CACHED_DATASET = (
+    "import sys, numpy\nfrom feedrate import Dataset, cached\n"
+    "samples = cached(Dataset(sys.argv[1], fields=('image',), output='numpy'))\n"
+    "assert all(numpy.array_equal(samples[i], samples.dataset[i]) for _ in range(2) for i in range(4))\n"
+    "print(2)"
+)
+
+
+@pytest.mark.parametrize("script", [CACHING_LOADER, CACHED_DATASET], ids=["Cache", "cached"])
+def test_a_cache_does_without_a_full_shared_memory(tmp_path: Path, script: str) -> None:
     write_images(tmp_path / "p", count=4)
-    script = (
-        "import sys\nfrom feedrate import Cache, Loader, RandomResizedCrop\n"
-        "with Loader(sys.argv[1], 2, fields=('image',), image=RandomResizedCrop(8), output='numpy',"
-        " cache=Cache()) as loader: print(len(list(loader)))"
-    )
     mounted = "mount -t tmpfs -o size=64k tmpfs /dev/shm && { head -c 1m /dev/zero >/dev/shm/fill; true; }"
     command = ["unshare", "-m", "sh", "-c", f'{mounted} 2>/dev/null && exec "$@"', "sh"]
     if subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("mounting another /dev/shm needs root")
     done = subprocess.run([*command, sys.executable, "-c", script, tmp_path / "p"], capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"2\n"), done.stderr.decode()
+
+
+@pytest.fixture
+def full_loop(tmp_path: Path) -> Iterator[Path]:
+    """A full ext4 in a file, as a node's own disk is one."""
+    image, folder = tmp_path / "image", tmp_path / "loop"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(8 << 20)
+    made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], capture_output=True).returncode == 0
+    if not made or subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True).returncode:
+        pytest.skip("mounting a file needs root, mkfs.ext4 and a loop device")
+    yield folder
+    gc.collect()  # what an exception's frames hold keeps files open there
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_loader_does_without_an_automatic_scratch_that_is_full(
+    full_loop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_images(tmp_path / "p", count=4)
+    fill(full_loop)
+    monkeypatch.setenv("SLURM_TMPDIR", str(full_loop))
+    image = RandomResizedCrop(8)
+    with Loader(tmp_path / "p", 2, fields=("image",), image=image, output="numpy", scratch="auto") as loader:
+        assert len(list(loader)) == 2
+    assert f"{tmp_path / 'p'} is read without a copy on scratch" in caplog.text
+    assert sorted(path.name for path in full_loop.iterdir()) == ["fill", "lost+found"]
+
+
+def test_staging_to_an_automatic_scratch_that_is_full_is_a_sentence(
+    full_loop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path / "p", count=4)
+    fill(full_loop)
+    monkeypatch.setenv("SLURM_TMPDIR", str(full_loop))
+    assert main(["stage", str(tmp_path / "p")]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert str(full_loop) in said.err
+    assert "\nhint: " in said.err
+
+
+def test_copies_on_a_full_disk_are_cleared_away(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(full.rglob("pack.json"))
+    assert main(["scratch", "gc", "--scratch", str(full), "--limit", "1B"]) == 0
+    assert "deleted " in capsys.readouterr().out
+    assert not list(full.rglob("pack.json"))
+    assert os.statvfs(full).f_bavail > 0
 
 
 def test_used_up_inodes_are_not_called_a_full_disk(small_disk: Path) -> None:
