@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate import PackOptions, pack, verify
+from feedrate import AppendOptions, PackOptions, append, pack, verify
 from feedrate.errors import AlreadyExists, FeedrateError, NotFound, StorageError
 from feedrate.files import atomic
 from feedrate.packing.build import pack as making
@@ -273,3 +274,48 @@ def test_an_interrupt_that_meets_a_worker_at_its_start_is_the_parents_affair(
     assert "Traceback" not in done.stderr
     assert done.stderr.endswith("error: interrupted\n\nhint: run the same command again to go on\n")
     assert not list((tmp_path / "p").glob(".*"))
+
+
+def refuse_to_unlink(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    real = os.unlink
+
+    def unlink(path: str, **words: int) -> None:
+        if os.path.basename(path) == name:
+            raise OSError(errno.EIO, "Input/output error")
+        real(path, **words)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+
+
+@pytest.mark.parametrize(
+    ("container", "name"),
+    [
+        ("tar", "packing.listing"),
+        ("tar", "packing.json"),
+        ("hdf5", "packing.json"),
+        ("hdf5", "part-00000.bin"),
+    ],
+)
+def test_a_disk_that_fails_in_the_last_steps_is_a_sentence_and_the_pack_is_good(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, name: str
+) -> None:
+    options = dataclasses.replace(SMALL, container=container)
+    with monkeypatch.context() as patch:
+        refuse_to_unlink(patch, name)
+        with pytest.raises(StorageError, match=r"cannot write .*: Input/output error"):
+            pack(jpeg_folder, tmp_path / "p", options)
+    assert verify(tmp_path / "p", workers=1).problems == ()
+    pack(jpeg_folder, tmp_path / "p", options)
+    pack(jpeg_folder, tmp_path / "undisturbed", options)
+    assert read_tree(tmp_path / "p") == read_tree(tmp_path / "undisturbed")
+
+
+def test_a_lock_that_cannot_be_removed_is_in_nobodys_way(
+    jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        refuse_to_unlink(patch, ".packing.lock")
+        pack(jpeg_folder, tmp_path / "p", SMALL)
+    save_image(tmp_path / "new" / "cat" / "new.jpg", 7)
+    append(tmp_path / "new", tmp_path / "p", AppendOptions(workers=1))
+    assert verify(tmp_path / "p", workers=1).extra_files == ()

@@ -193,8 +193,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Still locked: whoever opens the name from now on gets a new file, or finds this one gone.
-            path.unlink(missing_ok=True)
+            # Still locked: whoever opens the name from now on gets a new file, or finds this one gone. One
+            # that stays is in nobody's way: its lock ends here.
+            with contextlib.suppress(OSError):
+                path.unlink()
     finally:
         os.close(fd)
 

@@ -30,7 +30,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
-from feedrate.files.atomic import atomic_write, explain_write_error, shown, sync_files, temporary_name
+from feedrate.files.atomic import (
+    atomic_write,
+    explain_write_error,
+    shown,
+    sync_files,
+    temporary_name,
+    writing,
+)
 from feedrate.files.lock import Gone, Lock, make_lock, take_lock
 from feedrate.files.permissions import ROOT, anchor, open_trusted
 from feedrate.remote.retry import log
@@ -361,7 +368,8 @@ class Copy:
     def _take(self, name: str, *, wait: bool) -> Lock | None:
         # Who deletes a copy renames it first; killed, it leaves locks that nobody holds.
         self._check_name()
-        lock = take_lock(self.at / name, wait=wait)
+        with writing(self.at / name):
+            lock = take_lock(self.at / name, wait=wait)
         if lock is not None:
             try:
                 self._check_name()

@@ -11,7 +11,9 @@ there, `packing.build.hdf5_join` lays out the file with `make_layout` and copies
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,25 +145,38 @@ def find_bare(field: Field, parts: Sequence[Mapping[str, Any]]) -> tuple[str, tu
 
 
 def make_layout(path: str, columns: Sequence[Column]) -> dict[str, int]:
-    """Make an HDF5 file with these datasets, unwritten; return at which byte the values of each begin."""
+    """Make an HDF5 file with these datasets, unwritten; return at which byte the values of each begin.
+
+    Raises:
+        OSError: the disk is full or failed.
+    """
     h5py = import_h5py()
-    # The oldest format that will do, so that old readers take it; no times, so that bytes are equal.
-    with h5py.File(path, "w", libver=("earliest", "v110")) as file:
-        for column in columns:
-            settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            settings.set_layout(h5py.h5d.CONTIGUOUS)
-            settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            settings.set_obj_track_times(False)
-            group, _, name = column.name.rpartition("/")
-            h5py.h5d.create(
-                (file.require_group(group) if group else file).id,
-                name.encode(),
-                h5py.h5t.py_create(np.dtype(column.dtype), logical=True),
-                h5py.h5s.create_simple(column.shape),
-                settings,
-            )
-        return {c.name: file[c.name].id.get_offset() or 0 for c in columns}
+    try:
+        # The oldest format that will do, so that old readers take it; no times, so that bytes are equal.
+        with h5py.File(path, "w", libver=("earliest", "v110")) as file:
+            for column in columns:
+                _make_dataset(h5py, file, column)
+            return {c.name: file[c.name].id.get_offset() or 0 for c in columns}
+    except RuntimeError as error:  # from closing it: the cause is told by its number, in the text alone
+        number = re.search(r"errno = ([0-9]+)", str(error))
+        cause = int(number[1]) if number else errno.EIO
+        raise OSError(cause, os.strerror(cause)) from error
+
+
+def _make_dataset(h5py: Any, file: h5py.File, column: Column) -> None:
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_layout(h5py.h5d.CONTIGUOUS)
+    settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    settings.set_obj_track_times(False)
+    group, _, name = column.name.rpartition("/")
+    h5py.h5d.create(
+        (file.require_group(group) if group else file).id,
+        name.encode(),
+        h5py.h5t.py_create(np.dtype(column.dtype), logical=True),
+        h5py.h5s.create_simple(column.shape),
+        settings,
+    )
 
 
 def _ranges(file: h5py.File, field: Field, block: range) -> tuple[Any, Any]:

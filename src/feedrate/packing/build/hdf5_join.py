@@ -20,7 +20,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, StorageError
-from feedrate.files.atomic import atomic_write
+from feedrate.files.atomic import atomic_write, explained
 from feedrate.format.containers.hdf5 import FILE_NAME, Hdf5, find_bare, make_columns, make_layout
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
@@ -83,8 +83,9 @@ def remove_parts(folder: Path, shards: int) -> None:
     """Remove the parts that a finished pack was made of."""
     for number in range(shards):
         part = folder / Hdf5().shard_name(number)
-        for path in (part, part.with_suffix(INDEX_SUFFIX)):
-            path.unlink(missing_ok=True)
+        with explained(folder):
+            for path in (part, part.with_suffix(INDEX_SUFFIX)):
+                path.unlink(missing_ok=True)
 
 
 class _Join:

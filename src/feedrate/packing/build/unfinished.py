@@ -16,6 +16,7 @@ from typing import Any
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.files.atomic import (
     explain_write_error,
+    explained,
     is_temporary,
     remove_temporaries,
     sync_folder,
@@ -111,7 +112,8 @@ def own_folder(folder: Path) -> Iterator[None]:
                 yield
             finally:
                 if not (folder / PROGRESS_NAME).exists():
-                    (folder / SPOOL_NAME).unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        (folder / SPOOL_NAME).unlink(missing_ok=True)
     finally:
         if is_new:
             # Nothing was begun: leave nothing behind.
@@ -197,16 +199,18 @@ def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str
 
 def undo(folder: Path, names: Sequence[str] = ()) -> None:
     """Remove what was begun: files of these names, then what says that something was."""
-    for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
-        (folder / name).unlink(missing_ok=True)
+    with explained(folder):
+        for name in [*names, listing.NAME, SPOOL_NAME, PROGRESS_NAME]:
+            (folder / name).unlink(missing_ok=True)
 
 
 def finish(folder: Path) -> None:
     """Take away what says that the pack is unfinished; the last step."""
-    remove_temporaries(folder)  # of jobs that were lost
-    (folder / listing.NAME).unlink(missing_ok=True)
-    shutil.rmtree(folder / JOBS_NAME, ignore_errors=True)
-    shutil.rmtree(folder / SURVEYS_NAME, ignore_errors=True)
-    (folder / SPOOL_NAME).unlink(missing_ok=True)
-    (folder / PROGRESS_NAME).unlink()
-    sync_folder(folder)
+    with explained(folder):
+        remove_temporaries(folder)  # of jobs that were lost
+        (folder / listing.NAME).unlink(missing_ok=True)
+        shutil.rmtree(folder / JOBS_NAME, ignore_errors=True)
+        shutil.rmtree(folder / SURVEYS_NAME, ignore_errors=True)
+        (folder / SPOOL_NAME).unlink(missing_ok=True)
+        (folder / PROGRESS_NAME).unlink()
+        sync_folder(folder)
