@@ -25,10 +25,14 @@ def judge(
     kernel: KernelTime | None = None,
     trial: LoaderTrial | None = None,
     kept_s: float | None = None,
+    keeping_s: float | None = None,
 ) -> tuple[Measured, Diagnosis]:
     around = around or MachineSummary(cores=8.0)
     measured = measure(
-        read_run(folder), around, warmup=2, tried=Tried(kernel=kernel, trial=trial, kept_s=kept_s)
+        read_run(folder),
+        around,
+        warmup=2,
+        tried=Tried(kernel, trial=trial, kept_s=kept_s, keeping_s=keeping_s),
     )
     assert measured is not None
     return measured, diagnose(

@@ -64,6 +64,7 @@ _SHORTER_SAMPLE = {
     "lighter-handover": (("collate", 0), ("hand-over", 0)),
     "clone-views": (("hand-over", 0),),
     "rechunk": (("read", 0),),
+    "index-batches": (("transform", 0), ("rest", 0), ("collate", 0)),
 }
 
 

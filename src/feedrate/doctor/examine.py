@@ -12,6 +12,7 @@ from feedrate.doctor.analyse.data_files import (
     describe_data,
     describe_pack,
     is_pack,
+    time_keeping,
     time_kept,
     time_kernel,
     time_pack_images,
@@ -125,7 +126,9 @@ def _try_parts(
         kernel = time_kernel(data.images, size, crops=crops, at_once=at_once)
     if pack is not None and is_of_pack:
         images = time_pack_images(pack, size, str(loader.get("image") or ""))
-    return Tried(kernel, images, kept_s=None if is_of_pack else time_kept(batch))
+    if is_of_pack:
+        return Tried(kernel, images)
+    return Tried(kernel, images, kept_s=time_kept(batch), keeping_s=time_keeping(batch))
 
 
 def _find_pack(main: Process, loader: Fact) -> str | None:

@@ -194,17 +194,21 @@ def check_seen(observed: Observed) -> None:
     if "batch" in kinds:
         return
     message, hint = _explain(observed, kinds, error)
+    is_plain = "plain" in kinds
     if observed.interrupted or not (observed.exit_code or error):
         if alone is not None:
             message, hint = _explain_alone(observed, alone)
-        elif framework is not None and "loader" not in kinds and observed.standstill is None:
+        elif framework is not None and "loader" not in kinds and (is_plain or observed.standstill is None):
             message, hint = explain_framework(observed, framework)
+    if alone is not None or is_plain:
+        message += _word_hottest(observed)
     raise DoctorError(message, hint=hint, exit_code=observed.exit_code or 1)
 
 
 def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[str, str | None]:
     if observed.standstill is not None:
-        return f"{observed.standstill}; it was ended", "a longer --seconds waits longer"
+        hint = _point_to_loaders(observed) if "plain" in kinds else "a longer --seconds waits longer"
+        return f"{observed.standstill}; it was ended", hint
     is_told = observed.interrupted or error is not None
     if not is_told and shutil.disk_usage(observed.run_folder).free < _LEAST_BYTES:
         folder = observed.run_folder.parent
@@ -219,7 +223,7 @@ def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[st
     if "torch" not in kinds:
         return (
             "the command never imported torch, so there was no data loading to watch",
-            f"the doctor examines programs that load data with a {LOADERS}; {_point_to_watch(observed)}",
+            _point_to_loaders(observed),
         )
     if "loader" not in kinds:
         return (
@@ -234,7 +238,7 @@ def _explain_alone(observed: Observed, alone: Mapping[str, Any]) -> tuple[str, s
     steps, step_s = int(alone["optimizer_steps"]), float(alone["step_s"])
     message = (
         f"the command made {steps:,} optimizer steps, {format_seconds(step_s)} each, and asked no {LOADERS} "
-        f"for a batch{_split_alone(observed)}{_word_hottest(observed)}"
+        f"for a batch{_split_alone(observed)}"
     )
     hint = "data that a script loads by other means is not seen: give it to one of these"
     return message, f"{hint}; {_point_to_watch(observed)}"
@@ -257,8 +261,12 @@ def _split_alone(observed: Observed) -> str:
 
 
 def _word_hottest(observed: Observed) -> str:
-    """Name the line of the training process that most looks found it at; empty: there were few."""
-    places = count_looks(read_run(observed.run_folder).mains[:1], in_fetch=False).places
+    """Name the line that most looks found a loop without a loader at; empty: there were few."""
+    run = read_run(observed.run_folder)
+    loops = [*run.mains[:1], *(process for process in run.processes if process.facts_of("plain"))][:1]
+    # Of a training, what came before its first step (its imports, say) is not the loop.
+    steps = [int(step["start"]) for loop in loops for step in loop.of(layout.OPTIMIZER)[:1]]
+    places = count_looks(loops, in_fetch=False, unasked=True, timed=[(0, start) for start in steps]).places
     if not places or places[0].share < _WORTH_A_LINE:
         return ""
     hot = places[0]
@@ -272,6 +280,10 @@ def _explain_silence(observed: Observed) -> tuple[str, str | None]:
     elif observed.exit_code:
         message += f"; the command {describe_end(observed)}"
     return message, f"{_suggest(observed.command)}; {_point_to_watch(observed)}"
+
+
+def _point_to_loaders(observed: Observed) -> str:
+    return f"the doctor examines programs that load data with a {LOADERS}; {_point_to_watch(observed)}"
 
 
 def _point_to_watch(observed: Observed) -> str:

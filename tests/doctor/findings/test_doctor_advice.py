@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_doctor_findings import LOCAL, run_steps
 
 from feedrate.cli import make_parser
-from feedrate.doctor.analyse.data_files import time_kept
+from feedrate.doctor.analyse.data_files import time_keeping, time_kept
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime
 from feedrate.doctor.analyse.records import read_run
@@ -332,7 +333,7 @@ def test_preprocessing_of_other_files_once_is_what_cached_keeps(tmp_path: Path) 
 
 
 def keep_samples(
-    folder: Path, *, same: bool, undrawn: int = 0, drawn: int = 0, kept_s: float | None = None
+    folder: Path, *, same: bool, undrawn: int = 0, drawn: int = 0, **kept: float
 ) -> tuple[Remedy, Remedy]:
     """Return what keeping samples gives, in memory and on a disk: 40 of 100 ms a batch read and decode."""
     loop = FakeLoop(workers=2)
@@ -346,7 +347,7 @@ def keep_samples(
     worker.write(folder)
     loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": same})
     loop.main.write(folder)
-    diagnosis = judge(folder, MachineSummary(cores=2.0, data=LOCAL), kept_s=kept_s)[1]
+    diagnosis = judge(folder, MachineSummary(cores=2.0, data=LOCAL), **kept)[1]
     memory, disk = find(diagnosis, "cache-in-memory"), find(diagnosis, "preprocess-once")
     assert memory is not None
     assert disk is not None
@@ -359,6 +360,53 @@ def test_samples_that_are_kept_cost_the_taking_and_the_collating_wherever_they_l
     assert memory.predicted_speedup == pytest.approx(101 / 7, rel=0.1)
     assert disk.predicted_speedup == memory.predicted_speedup
     assert "cached(dataset)" in (memory.change or "")
+
+
+def test_what_the_first_epoch_of_kept_samples_costs_is_told(tmp_path: Path) -> None:
+    memory, disk = keep_samples(tmp_path, same=True, kept_s=0.000125, keeping_s=0.025)
+    # 8 x 25 ms of storing to 101 ms of making and computing.
+    assert "the first epoch, which fills it, takes 3.0 times as long as now" in memory.note
+    assert "the first epoch, which fills it, takes 3.0 times as long as now" in disk.note
+
+
+def test_a_first_epoch_that_takes_no_longer_is_told_so(tmp_path: Path) -> None:
+    memory, _ = keep_samples(tmp_path, same=True, kept_s=0.000125, keeping_s=0.0001)
+    assert "the first epoch, which fills it, takes as long as now" in memory.note
+
+
+def judge_rows(
+    folder: Path, *, cpu: float = 40.0, size: int = 8000, same: bool = True, **loader: Any
+) -> Remedy | None:
+    """Return what batch indexing would give to rows of a table: 100 a batch, of Python alone."""
+    loop = FakeLoop(workers=2, batch=100, loader={"iterable": False, **loader})
+    loop.main.fact("batch", loader="loader-0", samples=100, tensors=[{"bytes": size}])
+    run_steps(loop, 25, forward=0.4, backward=0.5, optimizer=0.1)
+    worker = loop.fetches(200, 20, cpu=cpu, parts={"collate:default_collate": (0.25 * cpu, 0.0)})
+    look(worker, [MINE], times=30, in_fetch=True)
+    worker.write(folder)
+    loop.main.fact("phase", phase=layout.AGAIN, start_ns=0, end_ns=1, batches=20, detail={"same": same})
+    loop.main.write(folder)
+    return find(judge(folder, MachineSummary(cores=2.0))[1], "index-batches")
+
+
+def test_rows_that_are_taken_one_by_one_are_better_taken_by_the_batch(tmp_path: Path) -> None:
+    remedy = judge_rows(tmp_path)
+    assert remedy is not None
+    assert remedy.predicted_speedup > 8
+    assert "100 samples" in remedy.title
+    assert "__getitems__" in (remedy.code or "")
+    compile(remedy.code or "", "code", "exec")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"cpu": 4000.0}, {"size": 80_000_000}, {"same": False}, {"iterable": True}, {"takes_batches": True}],
+    ids=["they are not cheap", "they are not small", "they are random", "a stream", "it does so already"],
+)
+def test_nobody_is_told_to_index_batches_where_that_is_not_the_cost(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
+    assert judge_rows(tmp_path, **row) is None
 
 
 def test_of_random_samples_what_comes_before_the_first_random_number_is_kept(tmp_path: Path) -> None:
@@ -374,6 +422,9 @@ def test_what_a_kept_sample_takes_is_tried_where_it_was_not_measured() -> None:
     assert small is not None
     assert large is not None
     assert 0 < small < large
+    storing = time_keeping({"samples": 4, "tensors": [{"bytes": 4_000}]})
+    assert storing is not None
+    assert storing > 0
     assert time_kept({"samples": 4, "tensors": []}) is None
     assert time_kept({"samples": 1, "tensors": [{"bytes": 1 << 40}]}) is None
 

@@ -160,7 +160,7 @@ def train_alone(run: Path, *, looked_at: str = "", **end: Any) -> DoctorError:
         process.record(layout.BACKWARD, "", start + 7 * MS, 2 * MS)
         process.record(layout.OPTIMIZER, "SGD", start + 9 * MS, 1 * MS)
         if looked_at:
-            process.record(layout.STACK, looked_at, start + 2 * MS, 0, a=layout.ON_CPU)
+            process.record(layout.STACK, looked_at, start + 2 * MS, 0, a=layout.ON_CPU | layout.UNASKED)
     process.fact("no-loader", optimizer_steps=1200, step_s=0.01)
     process.write(run)
     with pytest.raises(DoctorError) as caught:

@@ -344,11 +344,11 @@ while not os.path.exists(sys.argv[1]):
 @pytest.mark.parametrize(
     ("options", "how"),
     [
-        (DoctorOptions(seconds=0.3), "idle"),
+        (DoctorOptions(seconds=1), "idle"),
         (DoctorOptions(seconds=0.3, passive=True, ends_standstill=True), "idle"),
-        (DoctorOptions(seconds=0.3, ends_standstill=True), "busy"),
+        (DoctorOptions(seconds=0.3, passive=True), "busy"),
     ],
-    ids=["no seconds given", "passive", "busy"],
+    ids=["no seconds given", "passive", "passive and busy"],
 )
 def test_what_a_command_is_waited_for_is_said_and_it_goes_on(
     tmp_path: Path, options: DoctorOptions, how: str

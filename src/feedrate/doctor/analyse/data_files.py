@@ -46,6 +46,7 @@ _TIMED_FILES = 24
 _ENOUGH_S = 2.0  # of timing one kind of files
 _LONGEST_S = 0.5  # an image; of those that take longer one is tried
 _MOST_KEPT_BYTES = 64 << 20  # of samples that are made up to be kept
+_FILLS = 3
 _COPIES = 20
 _PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
 
@@ -143,22 +144,44 @@ def time_kept(batch: Mapping[str, object]) -> float | None:
 
     None: the batch holds no tensors, or it cannot be tried here.
     """
-    count, tensors = batch.get("samples"), batch.get("tensors")
-    if not isinstance(count, int) or not isinstance(tensors, list) or count < 1:
+    samples = _make_samples(batch)
+    if not samples:
         return None
-    sizes = [int(tensor.get("bytes") or 0) // count for tensor in tensors]
-    if not sum(sizes) or sum(sizes) > _MOST_KEPT_BYTES:
-        return None
-    count = min(_BATCH, _MOST_KEPT_BYTES // sum(sizes))
-    samples = [tuple(np.zeros(size, np.uint8) for size in sizes) for _ in range(count)]
     with contextlib.suppress(FeedrateError, OSError):
         kept = cached(samples, ram=4 * _MOST_KEPT_BYTES)
         try:
-            taking_s = _time_copies(lambda: kept.__getitems__(range(count)))
+            taking_s = _time_copies(lambda: kept.__getitems__(range(len(samples))))
         finally:
             kept.close()
-        return max(taking_s - _time_copies(lambda: samples), 0.0) / count
+        return max(taking_s - _time_copies(lambda: samples), 0.0) / len(samples)
     return None
+
+
+def time_keeping(batch: Mapping[str, object]) -> float | None:
+    """Return the CPU time of storing a sample in what `feedrate.cached` keeps, tried in the same way."""
+    samples, seconds = _make_samples(batch), []
+    for _ in range(_FILLS if samples else 0):
+        with contextlib.suppress(FeedrateError, OSError):
+            kept = cached(samples, ram=4 * _MOST_KEPT_BYTES)
+            try:
+                began = time.thread_time()
+                kept.__getitems__(range(len(samples)))
+                seconds.append(time.thread_time() - began)
+            finally:
+                kept.close()
+    return median(seconds) / len(samples) if seconds else None
+
+
+def _make_samples(batch: Mapping[str, object]) -> list[tuple[U8, ...]]:
+    """Return some samples of the size of a batch's; empty: it holds no tensors, or too large ones."""
+    count, tensors = batch.get("samples"), batch.get("tensors")
+    if not isinstance(count, int) or not isinstance(tensors, list) or count < 1:
+        return []
+    sizes = [int(tensor.get("bytes") or 0) // count for tensor in tensors]
+    if not sum(sizes) or sum(sizes) > _MOST_KEPT_BYTES:
+        return []
+    count = min(_BATCH, _MOST_KEPT_BYTES // sum(sizes))
+    return [tuple(np.zeros(size, np.uint8) for size in sizes) for _ in range(count)]
 
 
 def _time_copies(take: Callable[[], list[tuple[U8, ...]]]) -> float:

@@ -155,6 +155,7 @@ class Tried:
     images: PackImages | None = None  # of the pack that a feedrate.Loader reads
     trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
     kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
+    keeping_s: float | None = None  # the same of storing one, which the first epoch does
     call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
 
 

@@ -72,6 +72,7 @@ def count_looks(
     *,
     in_fetch: bool,
     in_model: bool = True,
+    unasked: bool = False,
     timed: Sequence[_Span] = (),
     asked_at: str = "",
     phase: int = layout.REAL,
@@ -80,7 +81,8 @@ def count_looks(
 
     Without those `in_model`, and without those at what was `timed` by itself, from one nanosecond to another,
     a line that calls the model or the optimizer has only the looks at what else it does. Batches are asked
-    for at `asked_at`: a loop around that place is the training loop, and no hot one.
+    for at `asked_at`: a loop around that place is the training loop, and no hot one. `unasked`: only those
+    before a loader was asked, which otherwise do not count.
     """
     tallies: dict[str, Tally] = defaultdict(Tally)
     watched = undrawn = 0
@@ -90,7 +92,11 @@ def count_looks(
             bits = int(record["a"])
             if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):
                 continue
-            if is_timed or (bits & layout.IN_MODEL and not in_model):
+            if (
+                is_timed
+                or (bits & layout.IN_MODEL and not in_model)
+                or bool(bits & layout.UNASKED) != unasked
+            ):
                 continue
             if bits & layout.DRAWS_KNOWN:
                 # Taken inside of chosen samples: they say nothing of what happens between samples.

@@ -18,6 +18,8 @@ from feedrate.units import format_bytes
 
 # Of a kept sample, where no such one was timed: to find it, and to copy its bytes (as timed on 2 cores).
 _FOUND_S, _READ_BYTES_PER_S = 30e-6, 5e9
+_FILLED_S = 300e-6  # to store one, where that was not tried
+_NOTICED = 1.1  # times as long
 
 
 def cache_in_memory(m: Measured) -> Remedy | None:
@@ -42,7 +44,7 @@ def cache_in_memory(m: Measured) -> Remedy | None:
             prediction = Prediction(1.0, 1.0, 1.02, "")
     return make_remedy(
         m, "cache-in-memory", "keep samples in memory after the first epoch", prediction, then,
-        note=note, change=_cached(m),
+        note=f"{_word_first_epoch(m)}; {note}", change=_cached(m),
     )  # fmt: skip
 
 
@@ -93,6 +95,16 @@ def _reading_s(m: Measured) -> float:
     if m.tried.kept_s is not None:
         return m.tried.kept_s
     return _FOUND_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1e-9) / _READ_BYTES_PER_S
+
+
+def _word_first_epoch(m: Measured) -> str:
+    """Say what filling a cache costs: each sample is made as now, and stored."""
+    keeping_s = _FILLED_S if m.tried.keeping_s is None else m.tried.keeping_s
+    now = m.pipeline
+    filling = now.with_(fetch_cpu_s=now.fetch_cpu_s + keeping_s * m.loop.samples_per_step)
+    longer = 1 / max(now.gain_of(filling), 1e-9)
+    words = "as long as now" if longer < _NOTICED else f"{longer:.1f} times as long as now"
+    return f"the first epoch, which fills it, takes {words}"
 
 
 def read_from_memory(m: Measured) -> Remedy | None:
@@ -148,7 +160,8 @@ def preprocess_once(m: Measured) -> Remedy | None:
         if data is not None and is_images
         else None,
         change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
-        note=f"{share:.0%} of a sample's work comes before its first random number{again}",
+        note=f"{share:.0%} of a sample's work comes before its first random number{again}; "
+        f"{_word_first_epoch(m)}",
     )  # fmt: skip
 
 

@@ -95,20 +95,22 @@ CATALOGUE: tuple[Entry, ...] = (
         "transform-bound", "Training waits for the dataset's own transforms",
         "The code between reading a sample and handing it over is slow.",
         loader.find_slow_transforms, instead={PACK: other_loaders.find_slow_transforms},
-        cures=("loader", "vectorise-transform", "preprocess-once", "more-workers", "pack"),
+        cures=("loader", "index-batches", "vectorise-transform", "preprocess-once", "more-workers", "pack"),
     ),
     Entry(
         "repeated-work", "The same preprocessing is done in every epoch",
         "Nothing random happens before it, so its result could be kept.",
         loader.find_repeated_work, instead={PACK: None},
-        cures=("loader", "preprocess-once", "cache-in-memory", "more-workers"),
+        cures=("loader", "index-batches", "preprocess-once", "cache-in-memory", "more-workers"),
         explains=("transform-bound", "decode-bound"),
     ),
     Entry(
         "workers-starved", "Too few workers",
         "Cores stand idle while the training waits for its batches.",
         loader.find_starved_workers, instead={PACK: other_loaders.find_few_threads, OPAQUE: None},
-        cures=("loader", "more-workers", "more-threads", "faster-decode", "normalise", "pack"),
+        cures=(
+            "loader", "index-batches", "more-workers", "more-threads", "faster-decode", "normalise", "pack",
+        ),
         explains=_LOADER,
     ),
     Entry(
@@ -156,7 +158,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "handover-bound", "Handing batches over holds up the training",
         "Collating, pickling and shared memory take time beside the making of samples.",
         loader.find_slow_handover, instead={PACK: None, OPAQUE: None},
-        cures=("loader", "lighter-handover", "fewer-workers", "more-workers"),
+        cures=("loader", "index-batches", "lighter-handover", "fewer-workers", "more-workers"),
     ),
     Entry(
         "loader-bound", "Training waits for its loader",
@@ -285,6 +287,7 @@ _OF_WORKERS: tuple[Make, ...] = (
     dataset.feed_all_workers,
     dataset.clone_views,
     dataset.rechunk,
+    dataset.index_batches,
 )
 REMEDIES: tuple[Make, ...] = (
     *_OF_WORKERS,

@@ -35,6 +35,33 @@ _LONG_START_S = 60.0  # that long is worth a word, whatever the length of the tr
 _UNPACKERS = {"h5py", "zarr", "zipfile"}  # readers that decompress
 _MOSTLY_UNPACKED = 0.5  # of a sample's CPU
 _MANY_IN_A_CHUNK = 2  # times a sample, or more: chunks of one would help
+_FEWEST_ROWS = 8  # in a batch
+_SMALL_SAMPLE_BYTES = 16_384
+_CHEAP_SAMPLE_S = 0.001  # of CPU
+_LITTLE_READ = 0.2  # of a sample's time
+_INDEXED_S, _INDEXED_BYTES_PER_S = 1e-4, 1e9  # a batch by indexing tensors, on one core
+_INDEXED_CODE = """\
+import torch
+
+
+class Table(torch.utils.data.Dataset):
+    def __init__(self, features, labels):  # tensors of all rows, made once
+        self.features, self.labels = features, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitems__(self, rows):
+        return self.features[rows], self.labels[rows]
+
+
+def as_it_is(batch):
+    return batch
+
+
+# features = torch.tensor(frame[columns].to_numpy(), dtype=torch.float32)
+# DataLoader(Table(features, labels), ..., collate_fn=as_it_is)
+"""
 _H5PY_READ_S = 1e-4  # what a read takes besides unpacking, on one core
 _H5PY_BYTES_PER_S = 1e9  # of what is not compressed, from memory
 
@@ -274,6 +301,29 @@ for i in range(0, len(samples), {rows}):
     samples[i : i + {rows}] = old[NAME][i : i + {rows}]
 new.close()
 """
+
+
+def index_batches(m: Measured) -> Remedy | None:
+    """Small, cheap samples of which Python's part is the cost: rows of a table, taken one by one."""
+    sample, n = m.samples.cost, m.loop.samples_per_step
+    if sample is None or m.loader.get("iterable") or m.loader.get("takes_batches") or n < _FEWEST_ROWS:
+        return None
+    is_small = 0 < m.loader.batch_bytes <= _SMALL_SAMPLE_BYTES * n and sample.total.cpu_s <= _CHEAP_SAMPLE_S
+    made = sample.kind("read").plus(sample.kind("decode"))
+    is_python = made.wall_s + sample.total.blocked_s < _LITTLE_READ * sample.total.wall_s
+    # A random number for each sample may be drawn for all of them at once, but that is another edit.
+    if not (is_small and is_python and waits_for_data(m)) or m.experiments.is_repeatable is False:
+        return None
+    then_s = m.samples.feeder_cpu_s + _INDEXED_S + m.loader.batch_bytes / _INDEXED_BYTES_PER_S
+    prediction, then = change(m, fetch_cpu_s=min(m.pipeline.fetch_cpu_s, then_s))
+    return make_remedy(
+        m, "index-batches", f"take the {n:.0f} samples of a batch at once, by indexing arrays",
+        prediction, then,
+        change="def __getitems__(self, rows): return self.features[rows], self.labels[rows]",
+        note=f"a sample is {format_seconds(sample.total.cpu_s)} of Python and "
+        f"{format_bytes(m.loader.batch_bytes / n)}; the table has to be in memory as arrays",
+        code=_INDEXED_CODE,
+    )  # fmt: skip
 
 
 def decode_side_by_side(m: Measured) -> Remedy | None:

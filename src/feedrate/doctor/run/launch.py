@@ -207,6 +207,7 @@ def write_settings(run: Path, options: DoctorOptions) -> None:
         "seconds": options.seconds,
         "stack_hz": _STACK_HZ,
         "run": str(run),
+        "doctor": os.getpid(),
         "usable_cores": cores,
         "try_workers": list_workers_to_try(cores),
         "started_ns": time.perf_counter_ns(),

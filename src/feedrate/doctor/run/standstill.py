@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command that takes no batch: say what is waited for, and end it where --seconds was given.
 
-One that trains without a loader has shown after --seconds what can be seen of it, and is ended then.
+One that trains without a loader, or loops without torch, has shown after --seconds what can be seen of it,
+and is ended then.
 
 A long import, an index that is built and a model that is compiled take no batch either, but they compute,
 read or write. A command stands still when none of its processes does.
@@ -18,7 +19,7 @@ from feedrate.doctor.facts import read_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run.processes import find_members
-from feedrate.machine.process import read_file
+from feedrate.machine.process import read_file, read_stat
 from feedrate.units import format_count, format_seconds
 
 LOADERS = "DataLoader or feedrate.Loader"
@@ -27,6 +28,7 @@ _ASK_EVERY_S = 0.5
 _ENOUGH_STEPS = 20  # from here on --seconds limits the steps: the hook's watching.py
 # Threads that only wait wake up now and then: less than this is no work.
 _CORES = 0.05
+_COMPUTING_CORES = 0.2  # a loop that waits for its GPU takes more, one that polls for something less
 _BYTES_PER_S = 100_000
 _COUNT = struct.Struct("<q")
 
@@ -43,6 +45,10 @@ class Standstill:
         self._may_end = options.ends_standstill and not options.passive and not is_shared
         self._ends_alone = not options.passive and not is_shared
         self._alone_s: float | None = None  # when steps without a loader were first seen
+        self._plain_pid: int | None = None  # of a loop without torch
+        self._plain_cpu_s: float | None = None  # that it had used at the last look
+        self._knows_torch = False
+        self._started_s = time.monotonic()
         self._watch = watch
         self._every_s = min(_LOOK_EVERY_S, self._seconds / 4)
         self._looked_s = self._recorded_s = self._wrote_s = self._moved_s = time.monotonic()
@@ -62,7 +68,7 @@ class Standstill:
         if self.reason is not None or now < self._looked_s + self._every_s:
             return False
         passed_s, self._looked_s = now - self._looked_s, now
-        if self._is_done_alone(now):
+        if self._is_done_alone(now) or self._is_done_plain(now, passed_s):
             return True
         if self._has_recorded():
             self._recorded_s, self._tell_s, self._steps = now, 0.0, None
@@ -98,9 +104,35 @@ class Standstill:
         self._watch(f"{self.reason}: it is ended (--seconds)")
         return True
 
+    def _is_done_plain(self, now: float, passed_s: float) -> bool:
+        if not self._ends_alone or self._plain_pid is None:
+            return False
+        is_computing = self._is_computing(self._plain_pid, passed_s)
+        if now - self._started_s < self._seconds or self._knows_torch or self._knows_loader:
+            return False
+        if not is_computing or self._has_children(self._plain_pid):
+            return False
+        ran = f"the command ran for {format_seconds(self._seconds)} without torch"
+        self.reason = f"{ran}, and asked no {LOADERS} for a batch"
+        self._watch(f"{self.reason}: it is ended (--seconds)")
+        return True
+
+    def _is_computing(self, pid: int, passed_s: float) -> bool:
+        stat, before = read_stat(pid), self._plain_cpu_s
+        self._plain_cpu_s = None if stat is None else stat.cpu_s
+        return stat is not None and before is not None and stat.cpu_s - before > _COMPUTING_CORES * passed_s
+
+    def _has_children(self, pid: int) -> bool:
+        """Return whether a process has others at work, which may be those that train."""
+        return any(stat.parent == pid for stat in find_members(self._run, {}))
+
     def _ask_for_loader(self) -> None:
         """Tell at once, and once, of steps that take their data from nowhere that can be seen."""
         for fact in read_facts(self._run):
+            if fact.get("kind") == "plain":
+                self._plain_pid = int(fact["pid"])
+            is_torch = fact.get("kind") == "patched" and str(fact.get("module")).partition(".")[0] == "torch"
+            self._knows_torch = self._knows_torch or is_torch
             self._knows_loader = self._knows_loader or fact.get("kind") in ("loader", "no-loader")
             if fact.get("kind") == "no-loader":
                 self._alone_s = self._asked_s

@@ -95,4 +95,5 @@ IN_WAIT = 4
 RANDOM_DRAWN = 8  # random numbers were drawn since this sample began: what follows differs every epoch
 INTERPRETED = 32  # met between two instructions of Python, not inside a call into C
 IN_MODEL = 64  # inside a forward or backward pass, which is timed by itself
+UNASKED = 128  # no loader was asked for a batch yet
 DRAWS_KNOWN = 16  # this sample's random draws are watched: the bit before means something

@@ -164,6 +164,15 @@ def _wrap(entries: list[tuple[str, Any]], module: Any) -> None:
 def _note_framework(module: Any) -> None:
     """Another framework that may train; nothing of it is changed."""
     session.facts("framework", module=module.__name__, version=str(getattr(module, "__version__", "")))
+    session.load_settings()
+    stacks.start_plain()
+
+
+def expect_plain() -> None:
+    """This may be a loop without torch, where the doctor has started it itself: others may prepare one."""
+    session.load_settings()
+    if session.settings.get("doctor") == os.getppid():
+        stacks.start_plain()
 
 
 def after_fork() -> None:

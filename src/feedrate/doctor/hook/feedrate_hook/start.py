@@ -42,6 +42,7 @@ def begin() -> None:
         patches.watch()
         patches.install()
         parts.begin_prelude()
+        patches.expect_plain()
     except Exception as error:
         session.trouble("start", error)
         return

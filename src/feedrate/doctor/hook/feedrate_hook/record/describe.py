@@ -116,6 +116,7 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
         "persistent_workers": field("persistent_workers"),
         "context": _context(loader) if workers else None,
         "iterable": getattr(iterator, "_dataset_kind", 0) == 1,
+        "takes_batches": hasattr(type(dataset), "__getitems__"),
         "batches": _length(loader) if _is_of_torch(sampler) and _is_of_torch(batch_sampler) else None,
         "collate": name_of(field("collate_fn")),
         # Beside a batch sampler of the user's, torch puts one in order that nobody asks.

@@ -6,6 +6,9 @@ Every other time (later: seldom) the thread asks for a sample to watch: the next
 of the global random generators and wakes the thread, which looks after a random part of a usual sample's
 time. If it is still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN,
 RANDOM_DRAWN). Where several samples on end drew nothing at all, every look inside a sample knows that.
+
+A program that may never ask a loader is looked at, too (UNASKED), once it is some seconds old and has not
+imported torch: nothing else is known of a plain loop.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dis
+import os
 import sys
+import threading
 import time
 from typing import Any, ClassVar
 
@@ -33,6 +38,8 @@ _ENOUGH_UNDRAWN = 3
 _OFTEN, _SELDOM = 2, 16
 _MANY_LOOKS = 500
 _LONGER_PAUSE = 4
+_PLAIN_AFTER_S = 5.0  # most programs that use torch have imported it by then
+_PLAIN_AFTER = 0.25  # of --seconds, where that is less
 
 
 class _Looker:
@@ -40,6 +47,8 @@ class _Looker:
 
     alive = False
     stopping = False
+    is_unasked = False  # it looks at a program that has asked no loader so far
+    is_delayed = False  # it begins later, or at the first batch
     turn = 0
     sleep: Any = None  # a held lock: waiting for it is a sleep that can be ended
     done: Any = None  # held while the thread lives
@@ -52,9 +61,30 @@ class _Looker:
 
 def start() -> None:
     """Start the thread, unless it runs. No threading.Thread: programs that count theirs do not see it."""
+    if _Looker.is_delayed:
+        _Looker.is_delayed = False
+        _wake()
+    _start(0.0)
+
+
+def start_alone() -> None:
+    """Start it in a training that asks no loader."""
+    _Looker.is_unasked = True
+    start()
+
+
+def start_plain() -> None:
+    """Start it in a program that may be a loop without torch and loader."""
+    if not session.is_passive:
+        after_s = min(_PLAIN_AFTER_S, _PLAIN_AFTER * float(session.settings.get("seconds") or 0))
+        _start(after_s)
+
+
+def _start(after_s: float) -> None:
     if _Looker.alive or float(session.settings.get("stack_hz") or 0) <= 0:
         return
     _Looker.alive = True
+    _Looker.is_delayed = after_s > 0
     _Looker.stopping = False
     _Looker.sleep = _thread.allocate_lock()
     _Looker.sleep.acquire()
@@ -62,7 +92,8 @@ def start() -> None:
     _Looker.done.acquire()
     Sample.wake = _wake
     try:
-        _thread.start_new_thread(_run, (_Looker.done, 1.0 / float(session.settings["stack_hz"])))
+        period_s = 1.0 / float(session.settings["stack_hz"])
+        _thread.start_new_thread(_run, (_Looker.done, period_s, after_s))
     except RuntimeError:
         _Looker.alive = False
 
@@ -77,7 +108,7 @@ def stop() -> None:
 
 
 def after_fork() -> None:
-    _Looker.alive = False
+    _Looker.alive = _Looker.is_unasked = _Looker.is_delayed = False
     _Looker.turn = 0
     _Looker.stacks = {}
     _Looker.cpu_file = None
@@ -94,8 +125,11 @@ def _pause(seconds: float) -> bool:
     return bool(_Looker.sleep.acquire(timeout=max(seconds, 0.0)))
 
 
-def _run(done: Any, period_s: float) -> None:
+def _run(done: Any, period_s: float, after_s: float) -> None:
     try:
+        if after_s > 0 and not _is_needed(after_s):
+            _Looker.alive = False
+            return
         # Busy Python gives way to us after this long; before that, only where it waits for a file anyway, and
         # looks would fall there too often.
         sys.setswitchinterval(min(sys.getswitchinterval(), _GIVES_WAY_AFTER_S))
@@ -110,12 +144,28 @@ def _run(done: Any, period_s: float) -> None:
                 if not _Looker.stopping:
                     _look_inside_the_sample()
                     _pause(until - time.perf_counter())
-            elif session.probing and session.thread:
+            elif session.thread and (session.probing or (_Looker.is_unasked and session.role == "other")):
                 _look()
     except Exception as error:
         session.trouble("stacks", error)
     finally:
         done.release()
+
+
+def _is_needed(after_s: float) -> bool:
+    """Wait; return whether a batch came meanwhile, or the program is a plain loop: its first thread is then
+    the one to look at. One that has imported torch is looked at from its first batch on."""
+    _pause(after_s)
+    if not _Looker.is_delayed or _Looker.stopping:
+        return True
+    _Looker.is_delayed = False
+    if session.torch is not None or session.role != "other":
+        return False
+    first = threading.main_thread()
+    session.thread, session.native_thread = first.ident or 0, first.native_id or 0
+    _Looker.is_unasked = True
+    session.facts("plain", pid=os.getpid())
+    return True
 
 
 def _random() -> float:
@@ -172,6 +222,7 @@ def _record(seen: tuple[Any, ...], bits: int) -> None:
         described = session.ring.name(_describe(frames)), layout.INTERPRETED * _is_interpreted(frames)
         _Looker.stacks[frames] = described
     bits |= doing | described[1] | layout.ON_CPU * _is_on_cpu(now)
+    bits |= layout.UNASKED * (session.role == "other")
     session.ring.write(layout.STACK, described[0], now, clock.wall_ns() - now, a=bits)
 
 

@@ -10,6 +10,7 @@ had nothing to do. All that is on once CUDA is in use.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from typing import Any
 
@@ -447,7 +448,11 @@ def _watch_alone() -> None:
     if done == 1:
         training.alone_ns = clock.wall_ns()
         session.thread = get_ident()
+        session.native_thread = threading.get_native_id()
         session.probing = True
+        from . import stacks  # which looks at the training
+
+        stacks.start_alone()
     elif done == _ALONE:
         note_alone()
     batch_arrived()
