@@ -397,7 +397,7 @@ run(DataLoader(data, batch_size=5, sampler=sampler, collate_fn=both))
         "Lambda is not carried over",
         "Resize before RandomCrop",
         "target_transform (<lambda>) is not carried over",
-        "Subset is not carried over",
+        "Subset",
         "WeightedRandomSampler is not carried over",
         "batches were 3 values; these are tuples of two",
     ]

@@ -365,10 +365,15 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         if used:
             layer["uses"] = used
         layer.update(_describe_labels(attributes))
+        root: Any = attributes.get("root", stored(attributes.get("reader")).get("root"))  # the latter: timm's
+        if type(root) is str or type(root).__module__.startswith("pathlib"):
+            layer["root"] = os.path.abspath(str(root))
         indices: Any = attributes.get("indices")
         several: Any = attributes.get("datasets")
         if type(indices) in (list, range, tuple):
             layer["samples"] = len(indices)
+            if layer["class"] == "torch.utils.data.dataset.Subset":
+                layer["of"] = _length(attributes.get("dataset"))
         if type(several) is list and several:
             layer["datasets"] = len(several)
         layers.append(layer)
