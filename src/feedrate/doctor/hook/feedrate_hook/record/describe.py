@@ -302,8 +302,10 @@ class Budget:
         if issubclass(kind, _FUNCTIONS):
             return {"function": name_of(value)}
         plain = _plain_number(value)
+        if plain is None:
+            plain = _find_called(value)
         if plain is not None:
-            return self.describe(plain, depth + 1)
+            return self.describe(plain, depth + 1, is_named_only)
         return {"class": name_of(kind)} if is_named_only else self._describe_object(value, depth)
 
     def _describe_object(self, value: Any, depth: int) -> Any:
@@ -329,6 +331,19 @@ def stored(value: Any) -> dict[Any, Any]:
     except AttributeError:
         return {}
     return attributes if type(attributes) is dict else {}
+
+
+def _only_calls(self: Any, value: Any) -> Any:
+    return self.called(value)
+
+
+def _find_called(value: Any) -> Any:
+    """Return the attribute that is all an object calls when it is called; None: it does something itself."""
+    owner: Any = next((one for one in type(value).__mro__ if "__call__" in vars(one)), object)
+    code = getattr(vars(owner).get("__call__"), "__code__", None)
+    if code is None or code.co_code != _only_calls.__code__.co_code or len(code.co_names) != 1:
+        return None
+    return stored(value).get(code.co_names[0])
 
 
 def _plain_number(value: Any) -> Any:
