@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from feedrate.doctor.analyse.call_data import list_others
 from feedrate.doctor.analyse.data_files import (
     describe_data,
     describe_pack,
@@ -17,6 +18,7 @@ from feedrate.doctor.analyse.data_files import (
     time_kernel,
     time_pack_images,
 )
+from feedrate.doctor.analyse.data_folders import LoaderFacts
 from feedrate.doctor.analyse.loader_call import find_call
 from feedrate.doctor.analyse.machine import MachineTrace, read_machine
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary, look_around
@@ -93,20 +95,26 @@ def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOption
     loop = build_loop(main, options.warmup_steps) if main is not None else None
     if main is None or loop is None:
         return None
-    loader = next((f for f in main.facts_of("loader") if f.get("loader") == loop.loader), {})
-    batch = next((f for f in main.facts_of("batch") if f.get("loader") == loop.loader), {})
+    facts = LoaderFacts.of(main, loop.loader)
+    loader, batch = facts.loader, facts.batch
     pack = _find_pack(main, loader)
-    data = describe_data(recording, loader.get("dataset_len")) if pack is None else describe_pack(pack)
+    data = describe_data(recording, loop.loaders, facts) if pack is None else describe_pack(pack)
     machine = _add_scratch(look_around(main, loop, trace, data, loader, batch), options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
     tried = _try_parts(data, pack, loader, batch, names, machine)
     measured = measure(recording, machine, warmup=options.warmup_steps, tried=tried)
     if measured is None:
         return None
-    call = find_call(measured)
+    call = find_call(measured, list_others(recording, main, loop.loaders))
     node = main.last("process").get("node")
     ranks = sum(process.last("process").get("node") == node for process in recording.mains)
     trial, unseen = _try_loader(data, loader, batch, names, ranks, {} if call is None else call.options)
+    if data is not None and not data.folder:
+        shown = " and ".join(dict.fromkeys(os.path.dirname(path) for path in (data.images or ())[:1]))
+        where = f" ({shown}, for one)" if shown else ""
+        machine = replace(machine, notes=(*machine.notes, (
+            f"which folder to pack: files were read in several places{where}, and IMAGES stands for it"
+        )))  # fmt: skip
     if unseen:
         machine = replace(machine, notes=(*machine.notes, unseen))
     return replace(measured, tried=replace(tried, call=call, trial=trial), machine=machine)

@@ -397,7 +397,7 @@ run(DataLoader(data, batch_size=5, sampler=sampler, collate_fn=both))
         "Lambda is not carried over",
         "Resize before RandomCrop",
         "target_transform (<lambda>) is not carried over",
-        "Subset is not carried over",
+        "Subset",
         "WeightedRandomSampler is not carried over",
         "batches were 3 values; these are tuples of two",
     ]
@@ -542,3 +542,21 @@ def test_code_is_broken_between_arguments() -> None:
         "for images, labels in loader:\n"
         "    ...  # as before\n"
     )
+
+
+def test_an_object_that_only_calls_its_transforms_is_looked_into(tmp_path: Path, photos: Path) -> None:
+    body = """
+class Preset:
+    def __init__(self, size):
+        steps = [T.RandomResizedCrop(size), T.RandomHorizontalFlip(), T.ToTensor(), normalize]
+        self.transforms = T.Compose(steps)
+
+    def __call__(self, img):
+        return self.transforms(img)
+
+run(DataLoader(ImageFolder(ROOT, Preset(32)), batch_size=4))
+"""
+    call = recognise(see(tmp_path, photos, TORCHVISION + body))
+    assert call.options["image"] == feedrate.RandomResizedCrop(32)
+    assert (call.options["flip"], call.options["normalize"]) == (0.5, "imagenet")
+    assert call.left_out == ()

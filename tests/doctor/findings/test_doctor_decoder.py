@@ -248,7 +248,7 @@ def test_the_call_that_is_tried_is_the_one_that_is_written(
         tried.append(options)
         return None, ""
 
-    monkeypatch.setattr(examine, "find_call", lambda _: call)
+    monkeypatch.setattr(examine, "find_call", lambda *_: call)
     monkeypatch.setattr(examine, "try_loader", note)
     measured = measure_files(tmp_path, save_images(tmp_path / "photos", [".jpg"], side=96))
     assert measured.tried.call is call

@@ -20,10 +20,10 @@ from statistics import mean
 import numpy as np
 
 from feedrate import kernel
+from feedrate.doctor.analyse.data_folders import LoaderFacts, find_place, list_images, list_opened
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import KernelTime, PackImages
 from feedrate.doctor.analyse.records import Recording
-from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
 from feedrate.format.manifest import FILE_NAME
@@ -37,10 +37,8 @@ from feedrate.loader.loader import Loader
 from feedrate.loader.samples import IMAGE, Samples, open_files, open_pack, pick
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.memory import measure_residency
-from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.stats import median
 
-_NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SIZED_FILES = 400
 _TIMED_FILES = 24
 _ENOUGH_S = 2.0  # of timing one kind of files
@@ -51,20 +49,31 @@ _COPIES = 20
 _PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
 
 
-def describe_data(recording: Recording, dataset_len: int | None) -> DataFiles | None:
-    """Look at the files that were opened while samples were made; None when there were none."""
-    paths = _opened_paths(recording)
+def describe_data(recording: Recording, loaders: Sequence[str], facts: LoaderFacts) -> DataFiles | None:
+    """Look at the files that were opened while samples of the training were made; None: there were none.
+
+    Args:
+        loaders: that feed the training; facts: of the first.
+    """
+    # Threads of the script's own open files outside of all waits.
+    paths = list_opened(recording, loaders) or list_opened(recording)
     if not paths:
         return None
     sizes = [size for path in paths[:_SIZED_FILES] if (size := _size(path)) is not None]
     if not sizes:
         return None
+    dataset_len = facts.loader.get("dataset_len")
     # One file per sample, or few big ones: then the sum of what was seen is the better guess.
     is_per_sample = dataset_len is not None and len(paths) > min(50, dataset_len / 2)
     whole = sum(sizes) / len(sizes) * dataset_len if is_per_sample and dataset_len else float(sum(sizes))
-    files = _describe_files(_common_folder(paths), paths, sizes)
-    images = tuple(path for path in paths if Path(path).suffix.lower() in IMAGE_SUFFIXES)
-    return replace(files, files_seen=len(paths), dataset_bytes=whole, images=images)
+    place = find_place(paths, facts)
+    return replace(
+        _describe_files(place.folder, paths, sizes),
+        files_seen=len(paths),
+        dataset_bytes=whole,
+        images=list_images(paths),
+        place=place,
+    )
 
 
 def _describe_files(folder: str, paths: Sequence[str], sizes: Sequence[int]) -> DataFiles:
@@ -307,31 +316,11 @@ def middle_box(width: int, height: int, share: float) -> tuple[int, int, int, in
     return left, top, left + w, top + h
 
 
-def _opened_paths(recording: Recording) -> list[str]:
-    """Return the distinct paths in the order in which they were opened, most of them of data."""
-    seen: dict[str, None] = {}
-    for process in recording.processes:
-        cwd = str(process.last("process").get("cwd") or "")
-        for record in process.of(layout.OPENED):
-            path = process.name(record["name"])
-            if not path.lower().endswith(_NOT_DATA) and not path.startswith(("/proc/", "/sys/", "/dev/")):
-                seen.setdefault(os.path.join(cwd, path))
-    return list(seen)
-
-
 def _size(path: str) -> int | None:
     try:
         return os.stat(path).st_size
     except OSError:
         return None
-
-
-def _common_folder(paths: Sequence[str]) -> str:
-    folders = [os.path.dirname(path) for path in paths]
-    try:
-        return os.path.commonpath(folders)
-    except ValueError:
-        return folders[0]
 
 
 _TIMED = 24

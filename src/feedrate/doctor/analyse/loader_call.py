@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
+from feedrate.doctor.analyse.call_data import TRAIN_PACK, VALIDATION_PACK, OtherLoader, fit_to_data
 from feedrate.doctor.analyse.call_draft import BatchImages, Draft, find_images
+from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_share
 from feedrate.doctor.analyse.metrics import LoaderCall, Measured
 from feedrate.doctor.analyse.pillow_steps import read_pillow_steps
 from feedrate.doctor.analyse.transform_steps import (
@@ -37,25 +39,42 @@ _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 def add_code(m: Measured, remedy: Remedy) -> Remedy:
     """Return a remedy with the code of the Loader that the run's DataLoader becomes, where it is known."""
-    return (
-        remedy
-        if m.tried.call is None
-        else replace(remedy, code=m.tried.call.code, left_out=m.tried.call.left_out)
-    )
+    call = m.tried.call
+    if call is None or call.why_not:
+        return remedy
+    return replace(remedy, code=call.code, left_out=call.left_out)
 
 
-def find_call(m: Measured) -> LoaderCall | None:
-    """Return the Loader that the run's DataLoader becomes; None where its samples are no image files."""
+def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | None:
+    """Return the Loader that the run's DataLoader becomes; None where its samples are no image files.
+
+    Args:
+        others: the run's loaders that do not feed the training.
+    """
     data = m.machine.data
     if data is None or not data.images:
         return None
     parts = [name for _, name in m.samples.cost.parts] if m.samples.cost is not None else []
-    loader, on_gpu = m.loader, m.training.is_on_gpu
-    call = recognise_call(
-        loader.fact, loader.batch, loader.pipeline, loader.pillow_calls, parts=parts, on_gpu=on_gpu
+    loader, on_gpu, place = m.loader, m.training.is_on_gpu, data.place or Place(data.folder)
+    facts = LoaderFacts(loader.fact, loader.batch, loader.pipeline)
+    call = _recognise(facts, loader.pillow_calls, place, parts=parts, on_gpu=on_gpu)
+    if call is None:
+        return None
+    beside = [_recognise(one.facts, one.calls, one.place, on_gpu=on_gpu) for one in others[:1]]
+    call = fit_to_data(call, place, facts, others, beside[0] if beside else None)
+    if m.tried.kernel is not None and m.tried.kernel.deep > 0:
+        validation = None if call.validation is None else _add_depth(call.validation)
+        call = replace(call, options=_add_depth(call.options), validation=validation)
+    return replace(call, code=write_code(call.options, call.validation, has_own_pack=bool(call.packs)))
+
+
+def _recognise(
+    facts: LoaderFacts, calls: Sequence[Fact], place: Place, *, parts: Sequence[str] = (), on_gpu: bool
+) -> LoaderCall | None:
+    classes = "the class folders" if place.table is None else f"the classes in {place.table.path}"
+    return recognise_call(
+        facts.loader, facts.batch, facts.pipeline, calls, parts=parts, on_gpu=on_gpu, classes=classes
     )
-    is_deep = m.tried.kernel is not None and m.tried.kernel.deep > 0
-    return add_depth(call) if call is not None and is_deep else call
 
 
 def recognise_call(
@@ -66,6 +85,7 @@ def recognise_call(
     *,
     parts: Sequence[str] = (),
     on_gpu: bool = False,
+    classes: str = "the class folders",
 ) -> LoaderCall | None:
     """Return the Loader for a run whose samples are image files; None where its batches hold no images.
 
@@ -73,6 +93,7 @@ def recognise_call(
         loader, batch, pipeline: the facts of these kinds of the run's DataLoader.
         calls: the facts of Pillow's calls, of all processes that made its samples.
         parts: names of what a sample's time was spent in: "cv2.imread".
+        classes: what a pack of the files numbers as labels.
     """
     image = find_images(batch)
     if image is None or not pipeline or loader.get("pack") or loader.get("iterable"):
@@ -85,9 +106,10 @@ def recognise_call(
     draft.finish_values()
     if any(part in ("cv2.imread", "cv2.imdecode") for part in parts) and "cv2.cvtColor" not in parts:
         draft.leave("OpenCV decodes to BGR; these are RGB")
-    _take_labels(layers, draft, is_pillow=bool(calls))
+    _take_labels(layers, draft, classes, is_pillow=bool(calls))
     _take_order(layers, pipeline, draft)
-    options = {**_loader_options(loader, batch, pipeline), **draft.options()}
+    split = {} if (share := find_share(pipeline)) is None else {"split": (0, share)}
+    options = {**_loader_options(loader, batch, pipeline), **split, **draft.options()}
     fields = _take_form(batch, image, draft)
     if fields:
         options["fields"] = fields
@@ -190,7 +212,7 @@ def _inside_choice(described: Any) -> list[Step]:
     return read_steps(described)
 
 
-def _take_labels(layers: Sequence[Fact], draft: Draft, *, is_pillow: bool) -> None:
+def _take_labels(layers: Sequence[Fact], draft: Draft, classes: str, *, is_pillow: bool) -> None:
     """Say where labels, or the way that images are opened, are not those of a pack of the files."""
     for layer in layers:
         held = layer.get("held") or {}
@@ -207,13 +229,9 @@ def _take_labels(layers: Sequence[Fact], draft: Draft, *, is_pillow: bool) -> No
             draft.leave(f"input_img_mode={mode!r} is not carried over: images are decoded to RGB")
     known = next((layer for layer in layers if "are_sorted" in layer), None)
     if known is None:
-        draft.leave(
-            "labels are the script's own: the pack numbers the class folders by name, see loader.classes"
-        )
+        draft.leave(f"labels are the script's own: the pack numbers {classes} by name, see loader.classes")
     elif not known["are_sorted"]:
-        draft.leave(
-            "labels have another order: the pack numbers the class folders by name, see loader.classes"
-        )
+        draft.leave(f"labels have another order: the pack numbers {classes} by name, see loader.classes")
 
 
 def _named(described: Any) -> str:
@@ -227,7 +245,12 @@ def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
     """Say which samples the run had and in which order, where a Loader has others."""
     for layer in layers[:-1]:
         kind = str(layer.get("class"))
-        if kind.endswith(".Subset") and "samples" in layer:
+        if layer is layers[0] and (share := find_share(pipeline)) is not None:
+            draft.leave(
+                f"Subset: split=(0, {share}) takes as many of the pack's samples, and not those that the "
+                "script drew"
+            )
+        elif kind.endswith(".Subset") and "samples" in layer:
             draft.leave(
                 f"Subset is not carried over: {layer['samples']:,} samples are used, and the pack has all "
                 "of them; see split="
@@ -294,21 +317,31 @@ def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | No
     return None
 
 
-def write_code(options: Mapping[str, Any]) -> str:
-    """Return the call with these arguments as lines to paste, and the head of the loop over it."""
-    arguments = ['"PACK"', *(f"{name}={_word(value)}" for name, value in options.items())]
-    call = _lay_out("loader = feedrate.Loader", arguments)
+def write_code(
+    options: Mapping[str, Any], validation: Mapping[str, Any] | None = None, *, has_own_pack: bool = False
+) -> str:
+    """Return the call with these arguments as lines to paste, and the head of the loop over it.
+
+    Args:
+        validation: the arguments of a second one; has_own_pack: which reads another pack.
+    """
+    call = _write_call("loader", TRAIN_PACK if has_own_pack else "PACK", options)
+    if validation is not None:
+        call += _write_call("validation_loader", VALIDATION_PACK if has_own_pack else "PACK", validation)
+    call = [_DEPTHS, *call] if "depth" in options else call
     names = "(images,)" if options.get("fields") == ["image"] else "images, labels"
     return "\n".join(["import feedrate", "", *call, f"for {names} in loader:", "    ...  # as before", ""])
 
 
-def add_depth(call: LoaderCall) -> LoaderCall:
-    """Return the call for files of which some are gray of more than 8 bits: nothing is clipped unasked."""
-    is_float = not {"dtype", "normalize"}.isdisjoint(call.options)
-    depth = (0, 65535) if "on_device" in call.options and not is_float else "uint16"
-    options = {**call.options, "depth": depth}
-    code = write_code(options).replace("loader = ", f"{_DEPTHS}\nloader = ", 1)
-    return replace(call, options=options, code=code)
+def _add_depth(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments for files of which some are gray of more than 8 bits: nothing is clipped."""
+    is_float = not {"dtype", "normalize"}.isdisjoint(options)
+    return {**options, "depth": (0, 65535) if "on_device" in options and not is_float else "uint16"}
+
+
+def _write_call(name: str, pack: str, options: Mapping[str, Any]) -> list[str]:
+    arguments = [f'"{pack}"', *(f"{option}={_word(value)}" for option, value in options.items())]
+    return _lay_out(f"{name} = feedrate.Loader", arguments)
 
 
 def _word(value: Any) -> str:

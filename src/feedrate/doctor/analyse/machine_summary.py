@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feedrate.doctor.analyse.data_folders import Place
 from feedrate.doctor.analyse.machine import MachineTrace, Means
 from feedrate.doctor.analyse.readings import READINGS, GpuReadings, Readings, derived
 from feedrate.doctor.analyse.records import Fact, Process
@@ -106,7 +107,8 @@ class DataFiles:
     """The files that samples come from.
 
     Attributes:
-        folder: what they have in common.
+        folder: what they have in common; empty: nothing that could be named.
+        place: what a pack for the samples is made of; None: they are in a pack.
         kind: of the file system ("ext4", "nfs4", "fuse.sshfs"); source: what is mounted there.
         resident: share of sampled pages in the page cache after the run.
         dataset_bytes: of the whole dataset, from the sizes seen and the number of samples.
@@ -125,6 +127,19 @@ class DataFiles:
     resident: float | None
     dataset_bytes: float | None
     images: tuple[str, ...] = ()
+    place: Place | None = None
+
+    @property
+    def shown_folder(self) -> str:
+        return self.folder or "several places"
+
+    @property
+    def source_word(self) -> str:
+        return (self.place or Place(self.folder)).word
+
+    @property
+    def pack_command(self) -> str:
+        return (self.place or Place(self.folder)).pack_command()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from feedrate.doctor.analyse.data_folders import Place
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import Fact
 from feedrate.doctor.analyse.sample import (
@@ -106,11 +107,17 @@ class LoaderCall:
         options: its keyword arguments, as objects.
         code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
         left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
+        validation: the arguments of a second Loader, for the script's validation.
+        packs: the places to pack and the packs' names; empty: the training's place, as PACK.
+        why_not: why this is no code for the script's samples; empty: it is.
     """
 
     options: Mapping[str, Any]
     code: str
     left_out: tuple[str, ...]
+    validation: Mapping[str, Any] | None = None
+    packs: tuple[tuple[Place, str], ...] = ()
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.findings.evidence import change, make_remedy, repeated_share
@@ -133,7 +133,7 @@ def read_from_memory(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "warm-page-cache", "read the files once before training, so that they come from memory",
         prediction, then, note=note,
-        command=None if data is None else _read_once(data.folder),
+        command=None if data is None else _read_once(data),
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
         f"do the part that is the same in every {when} once, and store its result",
         kept.prediction, kept.then,
         # What is no folder of images is kept as the dataset returns it.
-        command=f"feedrate pack {shlex.quote(data.folder)} PACK --map MODULE:FUNCTION --raw"
+        command=f"{data.pack_command} --map MODULE:FUNCTION --raw"
         if data is not None and is_images
         else None,
         change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
@@ -180,9 +180,8 @@ def _cached(m: Measured, arguments: str = "") -> str | None:
     return f"DataLoader({call}.map(augment), ...), with all that is random in augment()"
 
 
-def _read_once(folder: str) -> str:
+def _read_once(data: DataFiles) -> str:
     """Return the command that brings files into the page cache; `feedrate warm` takes packs."""
-    quoted = shlex.quote(folder)
-    if Path(folder, FILE_NAME).is_file():
-        return f"feedrate warm {quoted}"
-    return f"find {quoted} -type f -exec cat {{}} + > /dev/null"
+    if data.folder and Path(data.folder, FILE_NAME).is_file():
+        return f"feedrate warm {data.source_word}"
+    return f"find {data.source_word} -type f -exec cat {{}} + > /dev/null"

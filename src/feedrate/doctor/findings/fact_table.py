@@ -116,7 +116,7 @@ def _data_facts(m: Measured) -> list[Fact]:
     disk = "" if data.is_network or data.is_fuse or data.is_memory else f", {spins}"
     resident = UNKNOWN if data.resident is None else f"{data.resident:.0%}"
     return [
-        Fact("data lies in", data.folder),
+        Fact("data lies in", data.shown_folder),
         Fact("file system", f"{data.kind} ({data.source}){disk}"),
         Fact(
             "files",

@@ -7,7 +7,6 @@ validation, checkpoints, the loop's own Python; and reading, where it is storage
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 from feedrate.doctor.analyse.loader_call import add_code
@@ -62,11 +61,17 @@ def replace_loader(m: Measured) -> Remedy | None:
     return add_code(m, make_remedy(
         m, NAME, _TITLE, _predict(m, then), then,
         decode_s=then.fetch_cpu_s / m.loop.samples_per_step,
-        command=f"feedrate pack {shlex.quote(data.folder)} PACK",
+        command=_command(m, data),
         # What was tried is a guess where no call was recognised: no line for a script.
         change=_CHANGE if m.tried.call is None else None,
         note=_note(m, sample, data, trial, then),
     ))  # fmt: skip
+
+
+def _command(m: Measured, data: DataFiles) -> str:
+    call = m.tried.call
+    packs = call.packs if call is not None and not call.why_not else ()
+    return " && ".join(place.pack_command(name) for place, name in packs) or data.pack_command
 
 
 def _predict(m: Measured, then: Pipeline) -> Prediction:
@@ -170,7 +175,9 @@ def _images_per_sample(sample: SampleCost, data: DataFiles) -> int:
 
 def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, then: Pipeline) -> str:
     on = f"{trial.threads} cores" if trial.threads > 1 else "one core"
-    said = [f"{trial.images_per_s:,.0f} images/s on {on}, tried with {trial.images} of these files"]
+    call = m.tried.call
+    said = [call.why_not] if call is not None and call.why_not else []
+    said += [f"{trial.images_per_s:,.0f} images/s on {on}, tried with {trial.images} of these files"]
     if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:

@@ -156,7 +156,8 @@ def word_storage(m: Measured) -> str:
             data.is_rotational
         ]
         where = f"{disk} ({data.kind})"
-    return f"{data.files_seen:,} files seen, of {format_bytes(data.mean_bytes)}, in {data.folder}, on {where}"
+    files = f"{data.files_seen:,} files seen, of {format_bytes(data.mean_bytes)}"
+    return f"{files}, in {data.shown_folder}, on {where}"
 
 
 def find_cold_cache(m: Measured) -> Evidence | None:
@@ -433,15 +434,16 @@ def decode_faster(m: Measured) -> Remedy | None:
     # What it does not take, Pillow goes on decoding.
     ours_s = saved.cpu_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
     prediction, then = _decode_in(m, ours_s)
-    source = shlex.quote(data.folder)
     part = "only what the crop needs" if m.samples.are_cropped else "them"
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
-        prediction, then, decode_s=ours_s, command=f"feedrate pack {source} PACK",
+        prediction, then, decode_s=ours_s, command=data.pack_command,
         change=_say_use(needs_depth=timed.deep > 0),
-        note=f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
-        f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
-        f"{format_seconds(saved.cpu_s)}, on these files",
+        note=_warn_of_more(m) + (
+            f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
+            f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
+            f"{format_seconds(saved.cpu_s)}, on these files"
+        ),
     )  # fmt: skip
 
 
@@ -468,10 +470,16 @@ def normalise_images(m: Measured) -> Remedy | None:
         if is_mapped
         else "pack the images as baseline JPEGs for feedrate's decoder",
         prediction, then, decode_s=ours_s,
-        command=f"feedrate pack {shlex.quote(data.folder)} PACK {timed.stored_by}",
+        command=f"{data.pack_command} {timed.stored_by}",
         change=_say_use(needs_depth=timed.deep > 0 and not is_mapped),
-        note="it chooses what becomes of more than 8 bits" if is_mapped else note,
+        note=_warn_of_more(m) + ("it chooses what becomes of more than 8 bits" if is_mapped else note),
     )  # fmt: skip
+
+
+def _warn_of_more(m: Measured) -> str:
+    """Say where a pack of the folder has other samples than the script's dataset."""
+    call = m.tried.call
+    return f"{call.why_not}; " if call is not None and call.why_not else ""
 
 
 def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
@@ -502,7 +510,6 @@ def pack_files(m: Measured) -> Remedy | None:
         return None
     blocked = m.samples.read_blocked
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
-    source = shlex.quote(data.folder)
     if share < 0.05:
         # With feedrate's decoder on top it may: that is a remedy of its own.
         decoder = decode_faster(m)
@@ -522,7 +529,7 @@ def pack_files(m: Measured) -> Remedy | None:
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     return make_remedy(
         m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones", prediction, then,
-        command=f"feedrate pack {source} PACK",
+        command=data.pack_command,
     )  # fmt: skip
 
 
@@ -541,7 +548,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
     return make_remedy(
         m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {shlex.quote(data.folder)} --scratch {shlex.quote(around_.scratch)}",
+        command=f"feedrate stage {data.source_word} --scratch {shlex.quote(around_.scratch)}",
         change="read from the folder that it prints",
     )  # fmt: skip
 

@@ -294,7 +294,7 @@ def stage_pack(m: Measured) -> Remedy | None:
     prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     return make_remedy(
         m, "stage", f"copy the pack to {around.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {shlex.quote(data.folder)} --scratch {shlex.quote(around.scratch)}",
+        command=f"feedrate stage {data.source_word} --scratch {shlex.quote(around.scratch)}",
         change=f'Loader(..., scratch="{around.scratch}")',
     )  # fmt: skip
 

@@ -146,6 +146,7 @@ def install() -> None:
         for name, patch in table.items():
             finder.add(name, patch if callable(patch) else functools.partial(_wrap, patch))
     finder.add("torch", lambda _: opened_files.patch_savers(os))
+    finder.add("torch", lambda _: opened_files.watch())  # datasets read their tables before they are loaded
     for name in ("tensorflow", "jax"):
         finder.add(name, _note_framework)
     for name, entries in catalogue.PARTS.items():

@@ -303,8 +303,10 @@ class Budget:
         if issubclass(kind, _FUNCTIONS):
             return {"function": name_of(value)}
         plain = _plain_number(value)
+        if plain is None:
+            plain = _find_called(value)
         if plain is not None:
-            return self.describe(plain, depth + 1)
+            return self.describe(plain, depth + 1, is_named_only)
         return {"class": name_of(kind)} if is_named_only else self._describe_object(value, depth)
 
     def _describe_object(self, value: Any, depth: int) -> Any:
@@ -330,6 +332,19 @@ def stored(value: Any) -> dict[Any, Any]:
     except AttributeError:
         return {}
     return attributes if type(attributes) is dict else {}
+
+
+def _only_calls(self: Any, value: Any) -> Any:
+    return self.called(value)
+
+
+def _find_called(value: Any) -> Any:
+    """Return the attribute that is all an object calls when it is called; None: it does something itself."""
+    owner: Any = next((one for one in type(value).__mro__ if "__call__" in vars(one)), object)
+    code = getattr(vars(owner).get("__call__"), "__code__", None)
+    if code is None or code.co_code != _only_calls.__code__.co_code or len(code.co_names) != 1:
+        return None
+    return stored(value).get(code.co_names[0])
 
 
 def _plain_number(value: Any) -> Any:
@@ -366,10 +381,15 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         if used:
             layer["uses"] = used
         layer.update(_describe_labels(attributes))
+        root: Any = attributes.get("root", stored(attributes.get("reader")).get("root"))  # the latter: timm's
+        if type(root) is str or type(root).__module__.startswith("pathlib"):
+            layer["root"] = os.path.abspath(str(root))
         indices: Any = attributes.get("indices")
         several: Any = attributes.get("datasets")
         if type(indices) in (list, range, tuple):
             layer["samples"] = len(indices)
+            if layer["class"] == "torch.utils.data.dataset.Subset":
+                layer["of"] = _length(attributes.get("dataset"))
         if type(several) is list and several:
             layer["datasets"] = len(several)
         layers.append(layer)

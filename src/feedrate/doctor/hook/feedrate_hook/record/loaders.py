@@ -237,7 +237,8 @@ class Loaders:
                     other_loaders.skip_experiments(other_loaders.WHY_NO_EXPERIMENTS)
                 else:
                     with Noted("pipeline"):  # nothing else of the loader shall be missing for it
-                        session.facts("pipeline", loader=name, **describe.describe_pipeline(loader, iterator))
+                        told = describe.describe_pipeline(loader, iterator)
+                        session.facts("pipeline", loader=name, tables=opened_files.list_tables(), **told)
             if making is not None:
                 self._by_making[self._kind(making, facts)] = known
             self._loaders.put(loader, known)

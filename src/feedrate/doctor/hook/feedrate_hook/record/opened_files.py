@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are opened, for reading inside a fetch and for writing in the training process; and how long
-it takes to write checkpoints, figures, tables: in every step, since they are rare.
+"""Which files are opened, for reading inside a fetch and for writing in the training process; which tables;
+how long it takes to write checkpoints, figures, tables: in every step, since they are rare.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from .parts import here, open_fetches
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _SYSTEM = ("/proc/", "/dev/", "/sys/", "/usr/lib", "/lib", "/memfd:", "/SYSV")
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_MOST_TABLES = 8
 _PROGRAM = (".py", ".pyc", ".pyi", ".so", " (deleted)", "locale-archive", "gconv-modules.cache", ".pth")
 
 
 class _Seen:
     opened: ClassVar[set[str]] = set()
     created: ClassVar[set[str]] = set()
+    tables: ClassVar[dict[str, None]] = {}
 
 
 def watch() -> None:
@@ -35,10 +38,12 @@ def after_fork() -> None:
 
 def _on_open(args: Any) -> None:
     fetch = open_fetches.get(get_ident()) if open_fetches else None
-    if fetch is None and (session.role != "main" or here.is_fetching):
-        return
     try:
         path, mode, flags = args
+        if type(path) is str and path.endswith(_TABLES) and len(_Seen.tables) < _MOST_TABLES:
+            _Seen.tables[os.path.abspath(path)] = None
+        if fetch is None and (session.role != "main" or here.is_fetching):
+            return
         if isinstance(path, int) or path is None:
             return
         is_writing = bool(flags & _WRITING) if mode is None else not mode.startswith("r") or "+" in mode
@@ -49,6 +54,11 @@ def _on_open(args: Any) -> None:
             note_created(os.fsdecode(path))
     except Exception as error:
         session.trouble("open", error)
+
+
+def list_tables() -> list[str]:
+    """Return the tables that this process read or wrote so far."""
+    return list(_Seen.tables)
 
 
 def note_created(path: str) -> None:
