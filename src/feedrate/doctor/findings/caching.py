@@ -148,7 +148,9 @@ def preprocess_once(m: Measured) -> Remedy | None:
     is_made_smaller = share > 0.9 and any("resize" in name.lower() for _, name in sample.parts)
     if beyond_decoding < 0.25 and not is_made_smaller:
         return None
-    when, again = ("run", "; for data that is gone through again") if m.loop.is_single_pass else ("epoch", "")
+    when, after = "epoch", _word_first_epoch(m)
+    if m.loop.is_single_pass:
+        when, after = "run", "for data that is gone through again"
     data = m.machine.data
     is_images = data is not None and any(suffix in IMAGE_SUFFIXES for suffix in data.suffixes[:1])
     return make_remedy(
@@ -160,8 +162,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
         if data is not None and is_images
         else None,
         change=_cached(m, 'disk="FOLDER:SIZE", key="NAME"'),
-        note=f"{share:.0%} of a sample's work comes before its first random number{again}; "
-        f"{_word_first_epoch(m)}",
+        note=f"{share:.0%} of a sample's work comes before its first random number; {after}",
     )  # fmt: skip
 
 

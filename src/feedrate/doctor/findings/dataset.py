@@ -35,6 +35,7 @@ _LONG_START_S = 60.0  # that long is worth a word, whatever the length of the tr
 _UNPACKERS = {"h5py", "zarr", "zipfile"}  # readers that decompress
 _MOSTLY_UNPACKED = 0.5  # of a sample's CPU
 _MANY_IN_A_CHUNK = 2  # times a sample, or more: chunks of one would help
+_WORTH_AN_EDIT = 1.1  # a dataset that is written anew gives at least that
 _FEWEST_ROWS = 8  # in a batch
 _SMALL_SAMPLE_BYTES = 16_384
 _CHEAP_SAMPLE_S = 0.001  # of CPU
@@ -316,6 +317,8 @@ def index_batches(m: Measured) -> Remedy | None:
         return None
     then_s = m.samples.feeder_cpu_s + _INDEXED_S + m.loader.batch_bytes / _INDEXED_BYTES_PER_S
     prediction, then = change(m, fetch_cpu_s=min(m.pipeline.fetch_cpu_s, then_s))
+    if prediction.speedup < _WORTH_AN_EDIT:
+        return None
     return make_remedy(
         m, "index-batches", f"take the {n:.0f} samples of a batch at once, by indexing arrays",
         prediction, then,
