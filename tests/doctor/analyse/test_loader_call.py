@@ -475,6 +475,12 @@ inner = DataLoader(ImageFolder(ROOT, tf), batch_size=4, collate_fn=timm.data.fas
 loader = timm.data.PrefetchLoader(inner)
 """
     + TRAINING,
+    "pillow": """
+class Photos(Files):
+    def __getitem__(self, index): return to_floats(self.open(index).resize((32, 32))), self.label(index)
+loader = DataLoader(Photos(), batch_size=4, shuffle=True)
+"""
+    + TRAINING,
 }
 
 
@@ -491,11 +497,7 @@ def test_the_doctor_gives_code_that_runs_as_it_stands(
 ) -> None:
     pack = make_pack(large_photos, tmp_path / "PACK")
     script, words = tmp_path / "train.py", [str(large_photos)]
-    if style == "pillow":
-        script = TESTS / "doctor_corpus" / "scripts" / "train_trainer.py"
-        words = ["--data-dir", str(large_photos), "--max-steps", "30"]
-    else:
-        script.write_text(HEAD + SCRIPTS[style])
+    script.write_text(HEAD + SCRIPTS[style])
     told = tmp_path / "told.json"
     command = ["doctor", "--passive", "--json", str(told), "--", sys.executable, str(script), *words]
     done = subprocess.run(
@@ -505,9 +507,8 @@ def test_the_doctor_gives_code_that_runs_as_it_stands(
     remedies = {one["name"]: one for one in json.loads(told.read_text())["remedies"]}
     code = remedies["loader"]["code"]
     names = paste(LoaderCall({}, code, ()), pack, monkeypatch)
-    side = 96 if style == "pillow" else 32
     assert (tuple(names["images"].shape[1:]), str(names["images"].dtype)) == (
-        (3, side, side),
+        (3, 32, 32),
         "torch.float32",
     )
 
@@ -560,3 +561,44 @@ run(DataLoader(ImageFolder(ROOT, Preset(32)), batch_size=4))
     assert call.options["image"] == feedrate.RandomResizedCrop(32)
     assert (call.options["flip"], call.options["normalize"]) == (0.5, "imagenet")
     assert call.left_out == ()
+
+
+FORMATTED = """
+class Formatted(Files):  # as datasets.Dataset.with_transform keeps a function
+    def __init__(self, transform):
+        super().__init__()
+        self._format_kwargs = {"transform": transform}
+    def __getitem__(self, index):
+        rows = self._format_kwargs["transform"]({"image": [self.open(index)], "label": [self.label(index)]})
+        return rows["image"][0], rows["label"][0]
+
+augment = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
+"""
+
+
+def test_a_transform_that_a_formatted_dataset_applies_to_rows_is_found(tmp_path: Path, photos: Path) -> None:
+    body = """
+def transform(rows):
+    rows["image"] = [augment(image) for image in rows["image"]]
+    return rows
+
+run(DataLoader(Formatted(transform), batch_size=4))
+"""
+    call = recognise(see(tmp_path, photos, TORCHVISION + FORMATTED + body))
+    assert call.options["image"] == feedrate.RandomResizedCrop(32)
+    assert call.options["flip"] == 0.5
+
+
+def test_a_random_crop_that_was_timed_and_not_found_means_no_code(tmp_path: Path, photos: Path) -> None:
+    body = """
+hidden = {"transform": augment}
+def transform(rows):
+    rows["image"] = [hidden["transform"](image) for image in rows["image"]]
+    return rows
+
+run(DataLoader(Formatted(transform), batch_size=4))
+"""
+    run = see(tmp_path, photos, TORCHVISION + FORMATTED + body)
+    call = recognise(run, timed=["RandomResizedCrop", "RandomHorizontalFlip"])
+    assert "RandomResizedCrop was timed" in call.why_not
+    assert any(text.startswith("RandomHorizontalFlip is not carried over") for text in call.left_out)

@@ -75,6 +75,11 @@ class Draft:
         """Return whether labels are mixed, too: they are shares of the classes then, here as in the run."""
         return bool(self._mixing)
 
+    @property
+    def has_size(self) -> bool:
+        """Return whether a step said how images get their size."""
+        return self._image is not None or self._short is not None
+
     def leave(self, sentence: str) -> None:
         self.left_out.append(sentence)
 

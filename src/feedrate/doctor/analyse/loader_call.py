@@ -26,6 +26,7 @@ from feedrate.doctor.analyse.transform_steps import (
     read_timm_mixing,
 )
 from feedrate.doctor.results import Remedy
+from feedrate.loader.trial import CROPS
 
 Fact = Mapping[str, Any]
 _GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
@@ -57,7 +58,8 @@ def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | N
     parts = [name for _, name in m.samples.cost.parts] if m.samples.cost is not None else []
     loader, on_gpu, place = m.loader, m.training.is_on_gpu, data.place or Place(data.folder)
     facts = LoaderFacts(loader.fact, loader.batch, loader.pipeline)
-    call = _recognise(facts, loader.pillow_calls, place, parts=parts, on_gpu=on_gpu)
+    timed = [name for kind, name in m.samples.cost.parts if kind == "transform"] if m.samples.cost else []
+    call = _recognise(facts, loader.pillow_calls, place, parts=parts, timed=timed, on_gpu=on_gpu)
     if call is None:
         return None
     beside = [_recognise(one.facts, one.calls, one.place, on_gpu=on_gpu) for one in others[:1]]
@@ -68,13 +70,9 @@ def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | N
     return replace(call, code=write_code(call.options, call.validation, has_own_pack=bool(call.packs)))
 
 
-def _recognise(
-    facts: LoaderFacts, calls: Sequence[Fact], place: Place, *, parts: Sequence[str] = (), on_gpu: bool
-) -> LoaderCall | None:
+def _recognise(facts: LoaderFacts, calls: Sequence[Fact], place: Place, **told: Any) -> LoaderCall | None:
     classes = "the class folders" if place.table is None else f"the classes in {place.table.path}"
-    return recognise_call(
-        facts.loader, facts.batch, facts.pipeline, calls, parts=parts, on_gpu=on_gpu, classes=classes
-    )
+    return recognise_call(facts.loader, facts.batch, facts.pipeline, calls, classes=classes, **told)
 
 
 def recognise_call(
@@ -84,6 +82,7 @@ def recognise_call(
     calls: Sequence[Fact] = (),
     *,
     parts: Sequence[str] = (),
+    timed: Sequence[str] = (),
     on_gpu: bool = False,
     classes: str = "the class folders",
 ) -> LoaderCall | None:
@@ -93,6 +92,7 @@ def recognise_call(
         loader, batch, pipeline: the facts of these kinds of the run's DataLoader.
         calls: the facts of Pillow's calls, of all processes that made its samples.
         parts: names of what a sample's time was spent in: "cv2.imread".
+        timed: names of the transforms among them.
         classes: what a pack of the files numbers as labels.
     """
     image = find_images(batch)
@@ -100,8 +100,17 @@ def recognise_call(
         return None
     draft = Draft(image)
     layers = [one for one in pipeline.get("layers") or () if isinstance(one, Mapping)]
-    for step in _list_steps(layers, pipeline, calls, draft):
+    steps = _list_steps(layers, pipeline, calls, draft)
+    for step in steps:
         draft.take(step)
+    named = {step.name for step in steps}
+    unseen = [name for name in timed if name not in named and "." not in name]
+    for name in unseen:
+        draft.leave(f"{name} is not carried over: it was timed, and how the script calls it was not seen")
+    crop = next((name for name in unseen if any(word in name for word in CROPS)), None)
+    why_not = "" if crop is None or draft.has_size else (
+        f"no code is given: {crop} was timed, and what it does to an image was not seen"
+    )  # fmt: skip
     draft.finish_geometry()
     draft.finish_values()
     if any(part in ("cv2.imread", "cv2.imdecode") for part in parts) and "cv2.cvtColor" not in parts:
@@ -115,7 +124,8 @@ def recognise_call(
         options["fields"] = fields
     if on_gpu:
         options["device"] = "cuda"
-    return LoaderCall(options, write_code(options), tuple(dict.fromkeys(draft.left_out)))
+    left_out = tuple(dict.fromkeys(draft.left_out))
+    return LoaderCall(options, write_code(options), left_out, why_not=why_not)
 
 
 def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft) -> list[Step]:

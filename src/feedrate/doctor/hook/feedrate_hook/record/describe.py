@@ -303,7 +303,7 @@ class Budget:
         if issubclass(kind, _FUNCTIONS):
             return {"function": name_of(value)}
         plain = _plain_number(value)
-        if plain is None:
+        if plain is None and not _is_of_library(value):  # theirs are known by name
             plain = _find_called(value)
         if plain is not None:
             return self.describe(plain, depth + 1, is_named_only)
@@ -378,6 +378,8 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         if found:
             layer["held"] = found
         used = _used_by(getattr(type(dataset), "__getitem__", None), budget)
+        rows: Any = attributes.get("_format_kwargs")  # of Hugging Face's with_transform
+        used += _used_by(rows.get("transform"), budget) if type(rows) is dict else []
         if used:
             layer["uses"] = used
         layer.update(_describe_labels(attributes))
@@ -414,7 +416,12 @@ def _used_by(function: Any, budget: Budget) -> list[Any]:
     if type(function) is not types.FunctionType:
         return []
     around = function.__globals__
-    found = [around[name] for name in function.__code__.co_names if name in around]
+    code = function.__code__
+    inner = [
+        one for one in code.co_consts if type(one) is types.CodeType
+    ]  # comprehensions, before Python 3.12
+    names = [name for one in (code, *inner) for name in one.co_names]
+    found = [around[name] for name in dict.fromkeys(names) if name in around]
     for cell in function.__closure__ or ():
         try:
             found.append(cell.cell_contents)
