@@ -108,6 +108,20 @@ def test_a_state_of_a_cut_that_differs_is_refused(packed: Path) -> None:
             loader.load_state_dict({**state, "split": [0.0, 0.5]})  # as it was cut before it knew of appends
 
 
+def test_a_state_of_a_cut_that_became_the_whole_pack_is_refused(packed: Path) -> None:
+    grow(packed, 100, 10)  # 29 of 30 together, and all of 20 and of 10
+    with open_loader(packed, split=(0, 0.98)) as loader:
+        state = loader.state_dict()
+        with pytest.raises(UsageError, match="the state is of another split"):
+            loader.load_state_dict({**state, "split": [0.0, 0.98]})
+
+
+def test_a_state_of_all_samples_of_a_grown_pack_stays_good(packed: Path) -> None:
+    grow(packed, 100, 10)
+    with open_loader(packed, split=(0, 1)) as loader:
+        loader.load_state_dict({**loader.state_dict(), "split": [0.0, 1.0]})
+
+
 def test_a_pack_whose_appends_do_not_add_up_is_damaged(packed: Path) -> None:
     grow(packed, 100, 10)
     manifest = read_manifest(packed)

@@ -242,8 +242,8 @@ def test_pickled_array_is_rejected(flat: Path) -> None:
 
 
 def test_table_that_does_not_match_at_all_shows_an_example_of_both(flat: Path) -> None:
-    with pytest.raises(SourceError, match=r"the table says '0\.jpg', .* holds 'images/0\.jpg'"):
-        pack_table(flat, "path,label\n0.jpg,1\n1.jpg,2\n")
+    with pytest.raises(SourceError, match=r"the table says '8\.jpg', .* holds 'images/0\.jpg'"):
+        pack_table(flat, "path,label\n8.jpg,1\n9.jpg,2\n")
     assert not (flat.parent / "p").exists()
 
 
@@ -378,6 +378,33 @@ def test_many_rows_without_a_label_are_a_question(flat: Path) -> None:
     assert (rejected.samples, len(rejected.rejected)) == (1, 5)
 
 
+def test_rows_without_a_label_are_a_question_in_each_column_that_is_asked_for(flat: Path) -> None:
+    text = "path,age,sex\nimages/0.jpg,3,f\n" + "images/1.jpg,4,\n" * 5
+    with pytest.raises(SourceError, match=r"5 of 6 rows of .* have no label in column 'sex'"):
+        pack_table(flat, text, label_column="age,sex")
+
+
+def test_rows_that_say_that_they_have_no_number_are_a_question_too(flat: Path) -> None:
+    text = "path,label\nimages/0.jpg,7\n" + "images/1.jpg,NA\n" * 5
+    with pytest.raises(SourceError, match=r"5 of 6 rows of .* have no label in column 'label'"):
+        pack_table(flat, text)
+
+
+def test_rows_without_any_of_several_classes_are_a_question_with_three_answers(flat: Path) -> None:
+    text = "path,label\nimages/0.jpg,a|b\n" + "".join(f"images/{n}.jpg,\n" for n in (1, 2, 3, 4, 5))
+    with pytest.raises(SourceError, match=r"5 of 6 rows of .* have no label") as caught:
+        pack_table(flat, text, label_separator="|")
+    assert "--empty-label none" in str(caught.value.hint)
+    pack_table(flat, text, label_separator="|", empty_label="none")
+    assert read_arrays(flat, "labels")["images/1"] == [0, 0]
+
+
+def test_rows_without_any_of_several_classes_can_be_left_out(flat: Path) -> None:
+    text = "path,label\nimages/0.jpg,a|b\nimages/1.jpg,\n"
+    result = pack_table(flat, text, label_separator="|", empty_label="reject")
+    assert (result.samples, len(result.rejected)) == (1, 1)
+
+
 @pytest.mark.parametrize("separator", [None, "|"])
 def test_rows_without_a_label_can_be_a_class(flat: Path, separator: str | None) -> None:
     text = "path,label\nimages/0.jpg,ill\nimages/1.jpg,\n"
@@ -402,3 +429,29 @@ def test_a_folder_of_images_and_a_table_beside_it_get_the_line_that_works(flat: 
         assert line in str(caught.value.hint)
     options = PackOptions(labels=flat / "metadata.csv", workers=1)
     assert pack(flat / "images", flat.parent / "p", options).samples == 2
+
+
+@pytest.mark.parametrize("names", ["images/{}.jpg", "{}.jpg"])
+def test_a_folder_of_images_and_several_tables_is_not_one_class(flat: Path, names: str) -> None:
+    for table, number in (("train", 0), ("val", 1)):
+        (flat / f"{table}.csv").write_text(f"image,label\n{names.format(number)},ill\n")
+    (flat / "notes.csv").write_bytes(b"caf\xe9\n")
+    with pytest.raises(SourceError, match=r"a table that names them: .*train\.csv") as caught:
+        pack(flat, flat.parent / "p", PackOptions(workers=1))
+    folder = flat if "/" in names else flat / "images"
+    assert f"feedrate pack {folder} PACK --labels {flat}/train.csv" in str(caught.value.hint)
+    assert pack(folder, flat.parent / "p", PackOptions(labels=flat / "train.csv", workers=1)).samples == 1
+
+
+def test_a_table_that_cannot_be_read_does_not_keep_images_from_being_packed(flat: Path) -> None:
+    (flat / "notes.csv").write_bytes(b"caf\xe9\n")
+    assert pack(flat, flat.parent / "p", PackOptions(workers=1)).samples == 4
+
+
+def test_where_the_images_are_is_said_before_anything_is_asked_about_labels(flat: Path) -> None:
+    table = flat / "metadata.csv"
+    table.write_text("name,label\n0.jpg,a|b\n" + "1.jpg,\n" * 5)
+    options = PackOptions(labels=table, path_column="name", workers=1)
+    with pytest.raises(SourceError, match=r"the files that .*metadata\.csv names are in .*images") as caught:
+        pack(flat, flat.parent / "p", options)
+    assert f"feedrate pack {flat}/images PACK --labels {table} --path-column name" in str(caught.value.hint)

@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--labels", type=Path, metavar="FILE", help="a table that says which image has which label")
     add("--path-column", metavar="C", help="its column of file names (default: guessed)")
     add("--label-column", metavar="C", help="its column of labels (default: guessed)")
+    add("--label-separator", metavar="S", help="what stands between classes in a cell, like '|'; or none")
+    add("--empty-label", metavar="CLASS", help="the class of rows without a label, or 'reject'")
     add_entries(parser, "; also for a pack or an index that is there")
     add("--remove-old", action="store_true",
         help="with --entries, of a pack that is there: delete index files that were replaced, but for those "
@@ -58,7 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.source.in_place import check_secrets
     from feedrate.source.options import SourceOptions
 
-    options = SourceOptions(arguments.labels, arguments.path_column, arguments.label_column)
+    options = SourceOptions(
+        arguments.labels,
+        arguments.path_column,
+        arguments.label_column,
+        arguments.label_separator,
+        empty_label=arguments.empty_label,
+    )
     target = choose_spelling(arguments.target, arguments.old_to)
     is_new = arguments.entries is None or target is not None or arguments.labels is not None
     pack = None if is_new else find_pack(arguments.path)

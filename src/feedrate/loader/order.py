@@ -266,7 +266,10 @@ class Subset:
         if self.fractions is None:
             return None
         edges = [float(edge) for edge in self.fractions]
-        return edges if self.is_whole or len(self.pieces) == 1 else [*edges, list(self.pieces)]
+        # States of before there were pieces have the edges alone, and may have cut another part.
+        in_one = cut(sum(self.pieces), self.fractions)
+        is_same = len(self.pieces) == 1 or (self.is_whole and in_one.is_whole)
+        return edges if is_same else [*edges, list(self.pieces)]
 
     def positions(self, indices: I64) -> I64:
         if self.is_whole:

@@ -26,7 +26,7 @@ from feedrate.remote.addresses import explained, is_url
 from feedrate.source.archives import Archive
 from feedrate.source.folders import walk
 from feedrate.source.names import Digests, Repeats, is_hidden, safe_field
-from feedrate.source.options import NO_SEPARATOR, REJECT, FieldSpec, SourceOptions
+from feedrate.source.options import NO_SEPARATOR, FieldSpec, SourceOptions
 from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Spool, Value
 from feedrate.source.table import (
     FlagColumns,
@@ -191,31 +191,36 @@ class LabelledFiles(Reader):
             guess = table.pick(None, LABEL_COLUMNS, "labels")
             names = [guess] if guess is not None and guess != path_column else []
         is_single = len(names) == 1
-        is_one_class = options.label_separator == NO_SEPARATOR
         columns = [
             LabelColumn(
                 "label" if is_single else safe_field(name),
                 name,
-                None if is_one_class else options.label_separator,
-                are_classes=is_one_class,
-                empty=None if options.empty_label == REJECT else options.empty_label,
+                options.label_separator if options.separates else None,
+                are_classes=options.label_separator == NO_SEPARATOR,
+                empty=options.empty,
             )
             for name in names
         ]
         self._look(columns)
-        if is_single and options.empty_label is None:
-            columns[0].check_gaps(table.path, gaps_may_be=_GAPS)
-        if len(columns) > 1 and all(column.are_flags for column in columns):
-            return [FlagColumns(names)]
         if options.label_column == ALL_COLUMNS:
             self._prose = [one.column for one in columns if one.is_prose]
-        return [one for one in columns if one.column not in self._prose]
+        labels = [one for one in columns if one.column not in self._prose]
+        if options.empty_label is None:
+            for column in labels:
+                column.check_gaps(table.path, gaps_may_be=_GAPS)
+        are_flags = len(columns) > 1 and all(column.are_flags for column in columns)
+        return [FlagColumns(names)] if are_flags else labels
 
     def _add_field(self, spec: FieldSpec, separator: str) -> None:
         column = self.table.pick(spec.column, (), f"field '{spec.name}'") or spec.column
         if spec.form:
+            several = spec.form == "labels"
             label = LabelColumn(
-                spec.name, column, separator if spec.form == "labels" else None, are_classes=True
+                spec.name,
+                column,
+                separator if several else None,
+                are_classes=True,
+                empty="" if several else None,
             )
             self._look([label])
             self._add(label.settle(), [column], _first_cell(label.read))

@@ -134,7 +134,31 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
 def _open_table(root: str, options: SourceOptions) -> Reader:
     from feedrate.source.labelled import Finder, LabelledFiles
 
+    assert options.labels is not None
+    folder = None if is_url(root) else _find_images(options.labels, root, options.path_column)
+    if folder not in (None, root):
+        line = f"feedrate pack {shell_quote(str(folder))} PACK --labels {shell_quote(str(options.labels))}"
+        column = f" --path-column {shell_quote(options.path_column)}" if options.path_column else ""
+        raise SourceError(f"the files that {options.labels} names are in {folder}", hint=line + column)
     return LabelledFiles(Finder(root), options)
+
+
+def _list_visible(root: str) -> list[str]:
+    return [os.path.join(root, name) for name in sorted(os.listdir(root)) if not name.startswith(".")]
+
+
+def _find_images(path: Path, root: str, column: str | None = None) -> str | None:
+    """Return `root` or the folder in it that names in a table start from; None: the first is in none."""
+    from feedrate.source.labelled import PATH_COLUMNS
+    from feedrate.source.table import read_table
+
+    table = read_table(path)
+    picked = table.pick(column, PATH_COLUMNS, "files")
+    name = None if picked is None else next(table.rows([picked]))[0]
+    if not name or not os.path.isdir(root):
+        return None
+    folders = [root, *filter(os.path.isdir, _list_visible(root))]
+    return next((folder for folder in folders if os.path.isfile(os.path.join(folder, str(name)))), None)
 
 
 def _refuse_table_beside(place: Place) -> None:
@@ -145,24 +169,24 @@ def _refuse_table_beside(place: Place) -> None:
     """
     if place.is_remote:
         return
-    entries = [os.path.join(place.root, name) for name in sorted(os.listdir(place.root))]
-    entries = [path for path in entries if not os.path.basename(path).startswith(".")]
-    folders = [path for path in entries if os.path.isdir(path)]
-    tables = [path for path in entries if kind_by_name(os.fsencode(path)) is SourceKind.TABLE]
-    if len(folders) != 1 or len(tables) != 1:
+    entries = _list_visible(place.root)
+    folders = list(filter(os.path.isdir, entries))
+    if len(folders) != 1:
         return
-    from feedrate.source.labelled import PATH_COLUMNS
-    from feedrate.source.table import read_table
-
-    table = read_table(Path(tables[0]))
-    column = table.pick(None, PATH_COLUMNS, "files")
-    name = "" if column is None else str(next(table.rows([column]))[0])
-    if name and os.path.isfile(os.path.join(folders[0], name)):
-        folder, path = map(shell_quote, (folders[0], tables[0]))
-        raise SourceError(
-            f"{place.root} holds images in one folder, and a table that names them: {tables[0]}",
-            hint=f"feedrate pack {folder} PACK --labels {path}; without labels: feedrate pack {folder} PACK",
-        )
+    for path in entries:
+        if kind_by_name(os.fsencode(path)) is not SourceKind.TABLE:
+            continue
+        try:
+            folder = _find_images(Path(path), place.root)
+        except FeedrateError:
+            continue  # no table of labels: notes
+        if folder is not None:
+            named, table, images = map(shell_quote, (folder, path, folders[0]))
+            raise SourceError(
+                f"{place.root} holds images in one folder, and a table that names them: {path}",
+                hint=f"feedrate pack {named} PACK --labels {table}; "
+                f"without labels: feedrate pack {images} PACK",
+            )
 
 
 def _is_index(place: Place) -> bool:

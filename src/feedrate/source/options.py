@@ -11,6 +11,7 @@ from feedrate.format.fields import Field, Kind
 
 NO_SEPARATOR = "none"
 REJECT = "reject"
+NO_CLASS = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class SourceOptions:
     label_column: str | None = None  # or several, with commas between them, or '*': all others
     label_separator: str | None = None  # between the classes of a sample that may have several, or "none"
     fields: tuple[FieldSpec, ...] = ()
-    empty_label: str | None = None  # the class of rows without a label, or "reject"; None: few are rejected
+    # The class of rows without a label, or "reject"; None: few are rejected. Where labels are separated:
+    # "none" (of the classes), which few are without a word.
+    empty_label: str | None = None
 
     def __post_init__(self) -> None:
         names = [spec.name for spec in self.fields]
@@ -66,3 +69,15 @@ class SourceOptions:
             raise UsageError(f"field '{twice}' is given twice")
         if self.label_separator == "":
             raise UsageError("an empty --label-separator separates nothing", hint="such as '|' or ';' or ' '")
+
+    @property
+    def separates(self) -> bool:
+        """Return whether a cell may hold several classes, as text."""
+        return self.label_separator not in (None, NO_SEPARATOR)
+
+    @property
+    def empty(self) -> str | None:
+        """Return what stands for a cell without a label; None: the row is left out."""
+        if self.separates and self.empty_label in (None, NO_CLASS):
+            return ""
+        return None if self.empty_label == REJECT else self.empty_label

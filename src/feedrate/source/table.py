@@ -112,8 +112,8 @@ def read_table(path: Path) -> Table:
 class LabelColumn:
     """One column. `separator`: what stands between the classes of a sample that may have several.
 
-    `are_classes`: the user has said that words in it are classes, whatever stands beside them. `empty`: the
-    class of cells that are empty; None: such a cell is no label.
+    `are_classes`: the user has said that words in it are classes, whatever stands beside them. `empty`: what
+    stands for cells that are empty; None: such a cell is no label.
     """
 
     def __init__(
@@ -127,20 +127,22 @@ class LabelColumn:
     ) -> None:
         self.name, self.column, self.separator = field, column, separator
         self._are_classes, self._empty = are_classes, empty
-        self._cells = self.gaps = 0
+        self._rows = self._cells = self._gaps = 0
         self._joined = ""  # an example of a text that looks like several classes
         self._fraction, self._word = "", ""  # an example of each
         self.are_flags = True  # only 0 and 1, or -1 and 1
         self._are_whole = True
-        self._has_numbers = self._has_gaps = False
+        self._has_numbers = False
+        self._not_numbers = 0  # cells that say so: 'NA'
         self._are_lists = separator is not None
         self._texts: set[str] = set()
         self._numbers: dict[str, int] = {}
 
     def look(self, cell: object) -> None:
         """Learn from a cell; all of them are shown before the first is read."""
+        self._rows += 1
         if is_missing(cell):
-            self.gaps += 1
+            self._gaps += 1
             if self._empty is None:
                 return
             cell = self._empty
@@ -155,7 +157,7 @@ class LabelColumn:
                 self._are_whole &= is_whole
                 self._fraction = self._fraction or ("" if is_whole else str(one))
             elif is_no_number(one):
-                self._has_gaps = True
+                self._not_numbers += 1
             else:
                 self._word = self._word or str(one)
                 self._joined = self._joined or (str(one) if _JOINED.search(str(one)) else "")
@@ -193,14 +195,15 @@ class LabelColumn:
         """Stop where a good part of the rows has no label: they may be a class, such as the healthy.
 
         Raises:
-            SourceError: more than `gaps_may_be` of the rows are empty; says the two ways to go on.
+            SourceError: more than `gaps_may_be` of the rows are empty; says the ways to go on.
         """
-        rows = self.gaps + self._cells
-        if self._empty is None and self.gaps > max(_FEW_GAPS, gaps_may_be * rows):
+        gaps = self._gaps + (self._not_numbers if self._are_numbers and not self._are_lists else 0)
+        if gaps > max(_FEW_GAPS, gaps_may_be * self._rows):
+            several = "--empty-label none gives them none of the classes; " if self.separator else ""
             raise SourceError(
-                f"{self.gaps:,} of {rows:,} rows of {table} have no label in column '{self.column}'",
-                hint="--empty-label CLASS makes them a class, such as 'healthy'; --empty-label reject leaves "
-                "them out",
+                f"{gaps:,} of {self._rows:,} rows of {table} have no label in column '{self.column}'",
+                hint=f"{several}--empty-label CLASS makes them a class, such as 'healthy'; --empty-label "
+                "reject leaves them out",
             )
 
     @property
@@ -212,7 +215,7 @@ class LabelColumn:
     @property
     def _are_numbers(self) -> bool:
         # 'nan' among numbers is no number; among words it is one of them.
-        return not self._word and (self._has_numbers or not self._has_gaps)
+        return not self._word and (self._has_numbers or not self._not_numbers)
 
     def read(self, cell: object) -> Value:
         """Return a cell's value.
@@ -224,7 +227,7 @@ class LabelColumn:
             cell = self._empty
         if self._are_lists:
             hot = np.zeros(len(self._numbers), np.uint8)
-            if cell is None:
+            if is_missing(cell) and self._empty is None:
                 raise UnusableValue(f"the table has no {_what(self.name)}")
             hot[[self._numbers[str(one)] for one in self._split(cell)]] = 1
             return dump_array(hot)
@@ -252,7 +255,7 @@ class LabelColumn:
                 f"column '{self.column}' has more than {_MOST_CLASSES:,} different texts: no classes",
                 hint=f"pack it as a text: --field NAME:text={self.column}",
             )
-        if self._are_numbers and self._are_whole and not self._has_gaps:
+        if self._are_numbers and self._are_whole and not self._not_numbers:
             return sorted(self._texts, key=int)
         return sorted(self._texts)
 

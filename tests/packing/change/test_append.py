@@ -248,6 +248,24 @@ def test_what_does_not_fit_is_named_before_anything_is_packed(packed: Path, tmp_
     assert read_tree(packed) == before
 
 
+def test_several_labels_are_read_as_the_pack_was_made_and_their_classes_must_be_its_own(
+    tmp_path: Path,
+) -> None:
+    for name, labels in {"a": "ill|old", "b": "ill|old\nb-empty.jpg,", "c": "new"}.items():
+        save_image(tmp_path / name / f"{name}.jpg", 1)
+        save_image(tmp_path / name / f"{name}-empty.jpg", 2)
+        (tmp_path / f"{name}.csv").write_text(f"path,label\n{name}.jpg,{labels}\n")
+    target = tmp_path / "p"
+    options = PackOptions(labels=tmp_path / "a.csv", label_separator="|", empty_label="reject", workers=1)
+    pack(tmp_path / "a", target, options)
+    before = read_tree(target)
+    with pytest.raises(SourceError, match=r"classes of field 'labels' are ill, old in .*p, and new in .*c"):
+        append(tmp_path / "c", target, AppendOptions(labels=tmp_path / "c.csv", workers=1))
+    assert read_tree(target) == before
+    result = append(tmp_path / "b", target, AppendOptions(labels=tmp_path / "b.csv", workers=1))
+    assert (result.added, len(result.rejected)) == (1, 1)
+
+
 def test_added_columns_need_a_value_and_a_split_leaves_new_samples_out(packed: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     rows = [f"{s.path},{i},{'mf'[i % 2]}\n" for i, s in enumerate(describe(packed, samples=9).first_samples)]

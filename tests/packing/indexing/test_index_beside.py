@@ -167,3 +167,14 @@ def test_an_index_beside_a_part_is_no_part_of_the_dataset(tmp_path: Path) -> Non
     assert (tmp_path / "root" / "train.index" / "pack.json").is_file()
     assert pack(tmp_path / "root", tmp_path / "p", PackOptions(workers=1)).samples == 4
     assert Dataset(tmp_path / "p", split="train").classes == ["cat", "dog"]
+
+
+def test_an_index_takes_the_answers_that_it_asks_for_about_labels(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("path,label\n0.jpg,ill|old\n" + "".join(f"{n}.jpg,\n" for n in range(1, 6)))
+    for number in range(6):
+        save_image(tmp_path / "photos" / f"{number}.jpg", number)
+    line = ["index", str(tmp_path / "photos"), "--labels", str(table), "--label-separator", "none"]
+    assert main(line) == 1
+    assert main([*line, "--empty-label", "well"]) == 0
+    assert Dataset(tmp_path / "photos.index").classes == ["ill|old", "well"]

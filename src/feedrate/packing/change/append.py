@@ -122,6 +122,13 @@ class Arrivals(Reader):
         if field.kind != given.kind:
             raise SourceError(f"field '{field.name}' is {field.kind} {there}, and {given.kind} {here}")
         if field.kind is not Kind.NUMBER:
+            if field.classes != given.classes:
+                theirs, ours = (", ".join(one.classes or ()) for one in (field, given))
+                raise SourceError(
+                    f"the classes of field '{field.name}' are {theirs} {there}, and {ours} {here}",
+                    hint="an array has a place for each class: append takes the same classes; "
+                    "with others, pack all of it anew",
+                )
             return given
         if (field.classes is None) != (given.classes is None):
             words = ("a class", "a plain number")
@@ -307,6 +314,8 @@ def _pack_options(source: str, pack: Pack, options: AppendOptions) -> PackOption
         labels=options.labels,
         path_column=options.path_column,
         label_column=options.label_column,
+        label_separator=settings.get("label_separator") if options.labels else None,
+        empty_label=settings.get("empty_label") if options.labels else None,
         fields=specs,
         seed=settings.get("seed", 0),
         shard_bytes=settings.get("shard_bytes", DEFAULT_SHARD_BYTES),
