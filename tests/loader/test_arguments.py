@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from feedrate import Dataset, Loader, RandomResizedCrop, UsageError, decode, decode_batch
+from feedrate import Dataset, Grayscale, Loader, RandomResizedCrop, UsageError, decode, decode_batch
 from feedrate.loader.options import Options
 from support.packs import write_images
 
@@ -61,6 +61,15 @@ def test_the_class_of_an_image_operation_is_answered_with_the_call(tmp_path: Pat
     with pytest.raises(UsageError, match="got the class RandomResizedCrop") as caught:
         open_it(packed, image=RandomResizedCrop)
     assert "image=RandomResizedCrop(224)" in str(caught.value.hint)
+
+
+def test_the_class_of_something_else_is_not_called_an_image_operation(tmp_path: Path) -> None:
+    packed = write_images(tmp_path / "p", 4)
+    with pytest.raises(
+        UsageError, match="image must be an image operation, got the class Grayscale"
+    ) as caught:
+        Loader(packed, 4, image=Grayscale)
+    assert "Grayscale" not in str(caught.value.hint)
 
 
 def test_normalize_takes_tensors_and_arrays(tmp_path: Path) -> None:

@@ -277,15 +277,14 @@ def check_scratch(scratch: object) -> None:
 def check_image(image: object, flip: object, mode: object = "RGB") -> None:
     if mode not in ("RGB", "L"):
         raise UsageError(f'mode must be "RGB" or "L" (gray, one channel), got {mode!r}')
-    if isinstance(image, type):
+    is_operation = hasattr(image, "place") and hasattr(image, "out_size")
+    if isinstance(image, type) or not (is_operation or image is None):
+        name = getattr(image, "__name__", "")
+        shown = f"the class {name}" if isinstance(image, type) else repr(image)
+        call = f"call it with a size: image={name}(224)"
+        others = "RandomResizedCrop(224), RandomCrop(...), CenterCrop(...) or Resize(...)"
         raise UsageError(
-            f"image must be an image operation, got the class {image.__name__}",
-            hint=f"call it with a size: image={image.__name__}(224)",
-        )
-    if image is not None and not (hasattr(image, "place") and hasattr(image, "out_size")):
-        raise UsageError(
-            f"image must be an image operation, got {image!r}",
-            hint="RandomResizedCrop(224), RandomCrop(...), CenterCrop(...) or Resize(...)",
+            f"image must be an image operation, got {shown}", hint=call if is_operation else others
         )
     find_filters(image)
     if not isinstance(flip, (bool, int, float, np.number)) or not 0 <= flip <= 1:
