@@ -301,3 +301,17 @@ def test_the_line_that_has_most_of_the_workers_time_stands_in_the_short_report()
     )
     in_the_loop = replace(diagnosis, hot_lines=(replace(hot, where="main"),))
     assert "hot line" not in draw_diagnosis(in_the_loop)
+
+
+def test_evidence_for_which_the_short_report_has_no_room_hides_no_line_of_the_workers() -> None:
+    hot = HotLine("/home/ada/project/d_h5.py:9", "__getitem__", "worker", 0.95, "return self.h['images'][i]")
+    diagnosis = replace(make_storage_bound(), hot_lines=(hot,))
+    named = f"95% of the looks at the workers: {hot.place}: {hot.source}"
+
+    def draw(*evidence: str) -> str:
+        return draw_diagnosis(
+            replace(diagnosis, findings=(replace(diagnosis.findings[0], evidence=evidence),))
+        )
+
+    assert "hot line  95% of the workers' time: d_h5.py:9" in draw(*["a long sentence " * 8] * 2, named)
+    assert "hot line" not in draw(named)

@@ -17,6 +17,7 @@ import pytest
 
 from feedrate.errors import NotFound, UsageError
 from feedrate.machine.gpu import GpuReader
+from feedrate.machine.process import read_io
 from feedrate.watch import sampling
 from feedrate.watch.devices import Gpus, find_data_mounts, list_stores
 from feedrate.watch.results import JobSummary, Shares
@@ -173,6 +174,35 @@ RANKS = """
         else:
             ranks[0].join()
 """
+FED = """
+    import multiprocessing, sys, threading
+
+    def load(batches, read):
+        while not read.poll():
+            sum(range(1000000))
+            batches.put(None)
+
+    def take(batches):
+        while True:
+            batches.get()
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[2])
+        batches = context.SimpleQueue()
+        read, write = context.Pipe(duplex=False)
+        workers = [context.Process(target=load, args=(batches, read), daemon=True) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            batches.get()
+        # As a Pool takes its results.
+        threading.Thread(target=take, args=(batches,), daemon=True).start()
+        print("ready", flush=True)
+        sys.stdin.read()
+        write.send(0)
+        for worker in workers:
+            worker.join()
+"""
 
 
 @pytest.mark.parametrize("job", [(COMPRESSING,)], indirect=True)
@@ -190,6 +220,30 @@ def test_ranks_on_the_cpu_whose_parent_only_waits_for_their_end_train_and_are_no
 
     seen = take_until(JobSampler(job.pid, Gpus()), compute, glances=500)
     assert [one.role for one in seen.processes] == ["trainer", "trainer"]
+
+
+@pytest.mark.parametrize(
+    "job", [(FED, "spawn"), (FED, "forkserver")], indirect=True, ids=["spawn", "forkserver"]
+)
+def test_what_feeds_a_parent_that_waits_for_it_is_a_worker_however_it_was_started(job: Any) -> None:
+    def count_read() -> int:
+        found = read_io(job.pid)
+        assert found is not None
+        return found["rchar"]
+
+    def compute(seen: Any) -> bool:
+        return sum(one.cores > 0.1 for one in seen.processes if one.pid != job.pid) == 2
+
+    sampler, has_read, seen = JobSampler(job.pid, Gpus()), False, None
+    while not has_read or not compute(seen):
+        before = count_read()
+        for _ in range(500):
+            sampler.glance()
+        has_read = count_read() > before
+        seen = sampler.take()
+    assert [(one.role, one.pid == job.pid) for one in seen.processes] == [
+        ("trainer", True), ("worker", False), ("worker", False),
+    ]  # fmt: skip
 
 
 def test_a_job_that_has_ended_gives_no_view(job: Any) -> None:

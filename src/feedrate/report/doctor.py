@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from feedrate.doctor.results import CONTENDED, Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
@@ -91,7 +91,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
             *_shares(diagnosis.split, room),
             *_sample(diagnosis.sample),
             *_evidence(diagnosis.findings, room.evidence),
-            *_hottest(diagnosis),
+            *_hottest(diagnosis, room.evidence),
         ],
         _remedies(diagnosis.remedies, room) if diagnosis.run.steps else _cures(diagnosis.remedies),
         [
@@ -164,15 +164,15 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     return _line("a sample", _fit(f"{words.seconds(wall)}: ", named, f"; {how}"))
 
 
-def _hottest(diagnosis: Diagnosis) -> list[str]:
-    """Name the line that has most of the workers' time, where the evidence does not name it already."""
+def _hottest(diagnosis: Diagnosis, most: int) -> list[str]:
+    """Name the line that has most of the workers' time, where the evidence that is shown does not."""
     hot = next((one for one in diagnosis.hot_lines if one.where == "worker"), None)
     if hot is None or not is_number(hot.share) or hot.share < _MOST_OF_THE_TIME or not diagnosis.run.workers:
         return []
     # Where images are decoded, the line adds nothing to a finding that says how they are.
     if any(one.code == "decode-bound" for one in diagnosis.findings[:1]):
         return []
-    if any(hot.place in text for one in diagnosis.findings[:1] for text in one.evidence):
+    if any(hot.place in text for text, _ in _fit_evidence(diagnosis.findings, most)):
         return []
     place = clean(hot.place.rpartition("/")[2])
     source = f": {clean(hot.source)}" if hot.source else ""
@@ -182,14 +182,19 @@ def _hottest(diagnosis: Diagnosis) -> list[str]:
 
 
 def _evidence(findings: Sequence[Finding], most: int) -> list[str]:
-    lines: list[str] = []
+    return [line for _, lines in _fit_evidence(findings, most) for line in lines]
+
+
+def _fit_evidence(findings: Sequence[Finding], most: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield the evidence for which there is room, each with its lines."""
+    label = "why"
     for text in findings[0].evidence if findings else ():
-        label = "" if lines else "why"
-        added = _wrap(clean(text), first=f"{label:<{_LABEL - 2}}- ", rest=" " * _LABEL, lines=2)
-        if len(lines) + len(added) > most:
-            break
-        lines += added
-    return lines
+        lines = _wrap(clean(text), first=f"{label:<{_LABEL - 2}}- ", rest=" " * _LABEL, lines=2)
+        most -= len(lines)
+        if most < 0:
+            return
+        yield text, lines
+        label = ""
 
 
 def _remedies(remedies: Sequence[Remedy], room: _Room) -> list[str]:

@@ -222,11 +222,20 @@ class JobSampler:
         }
         # A fork may load for a parent that is quiet for now: that one does not sleep in wait().
         joins = {pid for pid in quiet if (read_file(f"/proc/{pid}/wchan") or b"") == b"do_wait"}
-        return {
-            pid
-            for pid, stat in members.items()
-            if stat.parent in joins or (stat.parent in quiet and is_spawned(self._lines[pid, stat.name]))
-        }
+        spawned = {pid for pid, stat in members.items() if is_spawned(self._lines[pid, stat.name])}
+        unfed = set()
+        for pid, stat in members.items():
+            # A server of forks takes nothing itself: the process that started it does.
+            is_served = stat.parent in spawned and self._roles[stat.parent] == HELPER
+            taker = members[stat.parent].parent if is_served else stat.parent
+            if taker in joins or (pid in spawned and taker in quiet and not self._has_read(taker)):
+                unfed.add(pid)
+        return unfed
+
+    def _has_read(self, pid: int) -> bool:
+        """Return whether a process read anything since it was counted: batches come through pipes."""
+        before, now = self._before[pid].read_bytes, read_io(pid)
+        return before is not None and now is not None and now["rchar"] > before
 
     def _measure(
         self, members: Mapping[int, ProcessStat], passed_s: float, on_gpu: set[int]

@@ -50,6 +50,11 @@ def test_the_chunks_that_samples_are_read_from_are_named_with_their_filter(tmp_p
     )
 
 
+def test_the_line_that_reads_the_chunks_is_named_with_them(tmp_path: Path) -> None:
+    first = judge_reads(tmp_path, {**TILES, "place": "/home/ada/d_h5.py:9"}).findings[0]
+    assert first.evidence[1].startswith("/train/tiles of cells.h5, read at d_h5.py:9, has chunks of (64, ")
+
+
 def test_one_sample_a_chunk_leaves_its_part_of_the_reading(tmp_path: Path) -> None:
     remedy = rechunk(judge_reads(tmp_path, TILES))
     # 80 of 100 ms of CPU go, but for a 64th: on two cores with 10 ms of computing, 55 ms a step become 15 ms.
@@ -122,6 +127,7 @@ for _ in range(2):
     run = run_script(tmp_path, body)
     assert run.code == 0, run.stderr
     (worker, *_) = run.workers
+    assert {Path(fact["place"]).parent for fact in worker.facts_of("chunked")} == {tmp_path}
     noted = [{name: fact[name] for name in TILES} for fact in worker.facts_of("chunked")]
     path = str(tmp_path / "cells.h5")
     assert noted == [

@@ -13,6 +13,7 @@ from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis, Remedy
 from feedrate.report import doctor_words as words
+from feedrate.report.doctor import draw_diagnosis
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
@@ -124,4 +125,6 @@ def test_trials_of_a_run_that_went_twice_as_fast_once_more_are_dropped_and_that_
     loop.main.write(tmp_path)
     measured, diagnosis = judge(tmp_path, MachineSummary(cores=4.0))
     assert list(measured.experiments.trials) == [2]
-    assert any("a step took 50.0 ms, and 20.0 ms once more" in text for text in diagnosis.run.unseen)
+    said = "trial: none counts: a step took 50.0 ms, and 20.0 ms once more"
+    assert diagnosis.run.unseen[0].startswith(said)
+    assert f"not seen  {said}" in draw_diagnosis(diagnosis)

@@ -414,6 +414,7 @@ class ChunkedArray:
         chunks: their shape; None: it is stored in one piece.
         filter: by h5py's name, or HDF5's number; None: nothing is compressed.
         rows: that a sample is.
+        place: file:line of the user's code that reads it; empty: not known.
     """
 
     file: str
@@ -423,6 +424,7 @@ class ChunkedArray:
     chunks: tuple[int, ...] | None
     filter: str | None
     rows: int
+    place: str = ""
 
     @property
     def sample_bytes(self) -> int:
@@ -448,6 +450,7 @@ def find_chunked(makers: Iterable[Process]) -> ChunkedArray | None:
             chunks=tuple(fact["chunks"]) if fact["chunks"] else None,
             filter=fact["filter"],
             rows=int(fact["rows"]),
+            place=str(fact.get("place") or ""),
         )
         for process in makers
         for fact in process.facts_of("chunked")

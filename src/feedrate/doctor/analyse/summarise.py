@@ -160,10 +160,10 @@ def _drop_disturbed(
     if max(loop.own_s / again.seconds, again.seconds / max(loop.own_s, 1e-9)) < _ANOTHER_MACHINE:
         return experiments
     why = (
-        f"a step took {format_seconds(loop.own_s)}, and {format_seconds(again.seconds)} once more with "
-        "as many workers: something else used the machine, and no trial counts"
+        f"none counts: a step took {format_seconds(loop.own_s)}, and {format_seconds(again.seconds)} once "
+        "more with as many workers: something else used the machine"
     )
-    skipped = [*experiments.skipped, {"phase": layout.TRIAL, "why": why}]
+    skipped = [{"phase": layout.TRIAL, "why": why, "is_dropped": True}, *experiments.skipped]
     # The run once more still says how fast the machine was while the other experiments were made.
     return replace(experiments, trials={loader.workers: again}, skipped=skipped)
 

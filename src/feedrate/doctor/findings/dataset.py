@@ -164,7 +164,10 @@ def find_unpacking(m: Measured) -> Evidence | None:
 
 
 def _word_chunks(array: ChunkedArray) -> str:
-    stored = f"{array.array} of {array.file} has chunks of {array.chunks}, {array.filter or 'not compressed'}"
+    # Of the file its name, of the line's the same: a short report has little room for folders.
+    where = f", read at {Path(array.place).name}," if array.place else ""
+    name = f"{array.array} of {Path(array.file).name if where else array.file}{where}"
+    stored = f"{name} has chunks of {array.chunks}, {array.filter or 'not compressed'}"
     read, used = format_bytes(array.read_bytes), format_bytes(array.sample_bytes)
     return f"{stored}: {read} are {'unpacked' if array.filter else 'read'} for the {used} of a sample"
 

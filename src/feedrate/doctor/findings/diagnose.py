@@ -242,13 +242,14 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     if mode == "ended":
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
-    unseen += [
-        f"{layout.PHASES[fact['phase']]}: {fact['why']}"
+    skipped = {
+        f"{layout.PHASES[fact['phase']]}: {fact['why']}": bool(fact.get("is_dropped"))
         for fact in m.experiments.skipped
         if fact.get("phase", 99) < len(layout.PHASES)
-    ]
-    unseen += list(m.machine.notes)
-    return unseen
+    }
+    # First of all what was tried in vain: the short report names one or two.
+    dropped = [text for text, is_dropped in skipped.items() if is_dropped]
+    return [*dropped, *unseen, *(text for text in skipped if text not in dropped), *m.machine.notes]
 
 
 def _why_late(m: Measured) -> str:

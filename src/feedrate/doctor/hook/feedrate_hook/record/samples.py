@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from .. import clock
 from ..session import Noted, session
+from ..wrapping import caller
 from .describe import Budget, is_tensor, leaves_in
 
 _SHORTEST_SAMPLE_NS = 200_000  # shorter ones are over before the looking thread is awake
@@ -271,6 +272,7 @@ def note_chunks(array: Any, selection: Any) -> None:
             chunks=None if chunks is None else list(chunks),
             filter=str(filters[0]) if filters else None,
             rows=_count_rows(selection, shape),
+            place=caller(),
         )
 
 
