@@ -207,7 +207,9 @@ def check_seen(observed: Observed) -> None:
 
 def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[str, str | None]:
     if observed.standstill is not None:
-        hint = _point_to_loaders(observed) if "plain" in kinds else "a longer --seconds waits longer"
+        hint = "a longer --seconds waits longer"
+        if "plain" in kinds:
+            hint = "; ".join([_point_to_loaders(observed), *([hint] if "torch" in kinds else [])])
         return f"{observed.standstill}; it was ended", hint
     is_told = observed.interrupted or error is not None
     if not is_told and shutil.disk_usage(observed.run_folder).free < _LEAST_BYTES:

@@ -51,18 +51,22 @@ def test_a_loop_in_numpy_is_ended_after_the_seconds_and_its_hottest_line_is_name
 
 
 @pytest.mark.parametrize(
-    ("options", "facts", "is_ended"),
+    ("options", "facts", "ends"),
     [
-        (DoctorOptions(), (PLAIN,), True),
-        (DoctorOptions(passive=True), (PLAIN,), False),
-        (DoctorOptions(), (PLAIN, TORCH_IMPORTED), False),
-        (DoctorOptions(), (PLAIN, LOADER), False),
-        (DoctorOptions(), (), False),
+        (DoctorOptions(), (PLAIN,), (False, False, True, False)),
+        (DoctorOptions(passive=True), (PLAIN,), (False, False, False, False)),
+        (DoctorOptions(), (PLAIN, TORCH_IMPORTED), (False, False, False, True)),
+        (DoctorOptions(), (PLAIN, LOADER), (False, False, False, False)),
+        (DoctorOptions(), (), (False, False, False, False)),
     ],
-    ids=["plain", "passive", "torch was imported later", "a loader came later", "not known to be plain"],
+    ids=["plain", "passive", "torch was imported", "a loader came later", "not known to be plain"],
 )
-def test_a_loop_without_torch_is_ended_after_the_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: DoctorOptions, facts: Any, is_ended: bool
+def test_a_loop_without_a_loader_is_ended_after_the_seconds_with_torch_after_ten_times_as_many(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: DoctorOptions,
+    facts: Any,
+    ends: tuple[bool, ...],
 ) -> None:
     now, used = [1000.0], [0.0]
     monkeypatch.setattr(standstill_rules.time, "monotonic", lambda: now[0])
@@ -71,11 +75,11 @@ def test_a_loop_without_torch_is_ended_after_the_seconds(
     standstill = Standstill(tmp_path, options, is_shared=False, watch=lambda _: None)
     write_facts(tmp_path, PROCESS, *facts)
     ended = []
-    for passed_s in (6, 20, 20):
+    for passed_s in (6, 20, 20, 405):
         now[0] += passed_s
         used[0] += passed_s
         ended.append(standstill.look())
-    assert ended == [False, False, is_ended]
+    assert tuple(ended) == ends
 
 
 def test_a_program_that_waits_for_another_one_is_not_ended(

@@ -2,7 +2,8 @@
 """A command that takes no batch: say what is waited for, and end it where --seconds was given.
 
 One that trains without a loader, or loops without torch, has shown after --seconds what can be seen of it,
-and is ended then.
+and is ended then; one that computes with torch, without optimizer and loader, after ten times as long: it may
+prepare its first batch.
 
 A long import, an index that is built and a model that is compiled take no batch either, but they compute,
 read or write. A command stands still when none of its processes does.
@@ -30,6 +31,7 @@ _ENOUGH_STEPS = 20  # from here on --seconds limits the steps: the hook's watchi
 _CORES = 0.05
 _COMPUTING_CORES = 0.2  # a loop that waits for its GPU takes more, one that polls for something less
 _BYTES_PER_S = 100_000
+_TORCH_PATIENCE = 10  # times --seconds
 _COUNT = struct.Struct("<q")
 
 
@@ -45,7 +47,7 @@ class Standstill:
         self._may_end = options.ends_standstill and not options.passive and not is_shared
         self._ends_alone = not options.passive and not is_shared
         self._alone_s: float | None = None  # when steps without a loader were first seen
-        self._plain_pid: int | None = None  # of a loop without torch
+        self._plain_pid: int | None = None  # of a loop without loader and optimizer
         self._plain_cpu_s: float | None = None  # that it had used at the last look
         self._knows_torch = False
         self._started_s = time.monotonic()
@@ -108,11 +110,13 @@ class Standstill:
         if not self._ends_alone or self._plain_pid is None:
             return False
         is_computing = self._is_computing(self._plain_pid, passed_s)
-        if now - self._started_s < self._seconds or self._knows_torch or self._knows_loader:
+        seconds = self._seconds * (_TORCH_PATIENCE if self._knows_torch else 1)
+        if now - self._started_s < seconds or self._knows_loader:
             return False
         if not is_computing or self._has_children(self._plain_pid):
             return False
-        ran = f"the command ran for {format_seconds(self._seconds)} without torch"
+        missing = "a step of an optimizer" if self._knows_torch else "torch"
+        ran = f"the command ran for {format_seconds(seconds)} without {missing}"
         self.reason = f"{ran}, and asked no {LOADERS} for a batch"
         self._watch(f"{self.reason}: it is ended (--seconds)")
         return True
@@ -131,6 +135,7 @@ class Standstill:
         for fact in read_facts(self._run):
             if fact.get("kind") == "plain":
                 self._plain_pid = int(fact["pid"])
+                self._knows_torch = self._knows_torch or bool(fact.get("torch"))
             is_torch = fact.get("kind") == "patched" and str(fact.get("module")).partition(".")[0] == "torch"
             self._knows_torch = self._knows_torch or is_torch
             self._knows_loader = self._knows_loader or fact.get("kind") in ("loader", "no-loader")

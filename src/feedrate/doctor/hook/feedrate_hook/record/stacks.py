@@ -7,8 +7,8 @@ of the global random generators and wakes the thread, which looks after a random
 time. If it is still being made, the states tell whether it has drawn random numbers by then (DRAWS_KNOWN,
 RANDOM_DRAWN). Where several samples on end drew nothing at all, every look inside a sample knows that.
 
-A program that may never ask a loader is looked at, too (UNASKED), once it is some seconds old and has not
-imported torch: nothing else is known of a plain loop.
+A program that may never ask a loader is looked at, too (UNASKED), once it is some seconds old, ten times as
+many where it has imported torch: nothing else is known of a plain loop.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _MANY_LOOKS = 500
 _LONGER_PAUSE = 4
 _PLAIN_AFTER_S = 5.0  # most programs that use torch have imported it by then
 _PLAIN_AFTER = 0.25  # of --seconds, where that is less
+_TORCH_WAITS = 9.0  # times as long again: models are compiled and folders listed before the first batch
 
 
 class _Looker:
@@ -154,17 +155,20 @@ def _run(done: Any, period_s: float, after_s: float) -> None:
 
 def _is_needed(after_s: float) -> bool:
     """Wait; return whether a batch came meanwhile, or the program is a plain loop: its first thread is then
-    the one to look at. One that has imported torch is looked at from its first batch on."""
-    _pause(after_s)
-    if not _Looker.is_delayed or _Looker.stopping:
-        return True
+    the one to look at."""
+    for seconds in (after_s, _TORCH_WAITS * after_s):
+        _pause(seconds)
+        if not _Looker.is_delayed or _Looker.stopping:
+            return True
+        if "torch" not in sys.modules:  # it may still be on its way in
+            break
     _Looker.is_delayed = False
-    if session.torch is not None or session.role != "other":
+    if session.role != "other":
         return False
     first = threading.main_thread()
     session.thread, session.native_thread = first.ident or 0, first.native_id or 0
     _Looker.is_unasked = True
-    session.facts("plain", pid=os.getpid())
+    session.facts("plain", pid=os.getpid(), torch="torch" in sys.modules)
     return True
 
 
