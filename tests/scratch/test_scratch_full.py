@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate import Loader, RandomResizedCrop
+from feedrate import Loader, RandomResizedCrop, cached
 from feedrate.cli import main
 from feedrate.errors import StorageError
 from feedrate.files.atomic import explain_write_error, write_file
@@ -125,6 +125,37 @@ def test_used_up_inodes_are_not_called_a_full_disk(small_disk: Path) -> None:
     (small_disk / "one").touch()
     with pytest.raises(StorageError, match=r"takes no more files \(its inodes are used up\)"):
         write_file(small_disk / "two", b"x")
+
+
+@pytest.mark.parametrize("command", ["unpack", "pack", "index"])
+def test_used_up_inodes_are_named_where_the_folder_itself_cannot_be_made(
+    small_disk: Path, tmp_path: Path, jpeg_folder: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    source = write_images(tmp_path / "p", count=4) if command == "unpack" else jpeg_folder
+    subprocess.run(["mount", "-o", "remount,nr_inodes=2", small_disk], check=True)
+    (small_disk / "one").touch()
+    assert main([command, str(source), str(small_disk / "new" / "out")]) == 1
+    assert f"the disk at {small_disk} takes no more files (its inodes are used up)" in capsys.readouterr().err
+
+
+def test_staging_to_a_disk_without_inodes_says_so(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path / "p", count=4)
+    subprocess.run(["mount", "-o", "remount,nr_inodes=2", small_disk], check=True)
+    (small_disk / "one").touch()
+    assert main(["stage", str(tmp_path / "p"), "--scratch", str(small_disk)]) == 1
+    said = capsys.readouterr().err
+    assert f"cannot write to the scratch folder {small_disk}: its inodes are used up" in said
+
+
+def test_a_cache_on_a_disk_without_inodes_says_so(full_loop: Path) -> None:
+    (full_loop / "fill").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for number in range(100_000):
+            (full_loop / str(number)).touch()
+    with pytest.raises(StorageError, match=r"cannot keep samples in .*: its inodes are used up"):
+        cached([b"one", b"two"], ram=0, disk=f"{full_loop}:1MB", key="k")
 
 
 def test_no_message_names_a_descriptor(tmp_path: Path) -> None:

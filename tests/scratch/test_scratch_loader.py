@@ -384,3 +384,36 @@ def test_no_sample_of_a_pack_with_an_added_text_is_lost_by_a_flipped_bit_on_scra
     with Loader(served_pack, 4, fields=fields, image=image, output="numpy", scratch=scratch) as loader:
         found = sorted((key, note) for batch in loader for key, note in zip(*batch[:2], strict=True))
     assert found == expected
+
+
+def test_a_damaged_part_of_the_index_costs_no_sample_where_two_threads_meet_it(
+    served_pack: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = Pack(served_pack)
+    part = pack.manifest.shards[0].index.name
+    with make(served_pack, scratch) as loader:
+        copy = wait_for_copy(loader)
+        expected = pack.keys(np.arange(2))
+    flip_byte(copy.data / part, (copy.data / part).read_bytes().index(expected[0][0].encode()))
+    with make(served_pack, scratch) as loader:
+        remote = loader._resources.pack
+        assert isinstance(remote, RemotePack)
+        has_met_it, found, bring = threading.Event(), [], remote._index.bring
+        other = threading.Thread(target=lambda: found.append(remote.keys(np.arange(2))))
+
+        def renew(self: RemotePack, positions: Any, real: Any = RemotePack._renew_index) -> bool:
+            if threading.current_thread() is other:
+                has_met_it.set()
+            return bool(real(self, positions))
+
+        def bring_slowly(files: Any, *, again: bool = False) -> None:
+            if again:  # the other thread finds the same damage before it is mended
+                other.start()
+                assert has_met_it.wait(60)
+            bring(files, again=again)
+
+        monkeypatch.setattr(RemotePack, "_renew_index", renew)
+        monkeypatch.setattr(remote._index, "bring", bring_slowly)
+        assert remote.keys(np.arange(2)) == expected
+        other.join(60)
+    assert found == [expected]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from feedrate import PackOptions, pack, verify
+from feedrate.packing.check.describe import describe
 from support.faults import Trial, injector, run_with_faults
 from support.images import read_tree, save_image
 
@@ -19,6 +20,8 @@ COMMANDS: dict[str, tuple[list[str], list[list[str]]]] = {
     "pack": (["pack", "new", "out", *ONE], []),
     "pack hdf5": (["pack", "new", "out", *ONE, "--format", "hdf5"], []),
     "append": (["append", "new", "p", *ONE], []),
+    "split": (["split", "p", "train=0.5", "test=0.5"], []),
+    "add-column": (["add-column", "p", "t.csv", "--column", "age"], []),
     "unpack": (["unpack", "p", "out", *ONE], []),
     "index": (["index", "new", "out", *ONE], []),
     "stage": (["stage", "p", "--scratch", "scr"], []),
@@ -35,6 +38,8 @@ def start(tmp_path: Path) -> Path:
         save_image(folder / "new" / ("ape" if number % 2 else "dog") / f"n{number}.jpg", 20 + number)
     (folder / "new" / "dog" / "bad.jpg").write_text("no image")
     pack(folder / "old", folder / "p", PackOptions(workers=1))
+    lines = describe(folder / "p", samples=10).first_samples
+    (folder / "t.csv").write_text("path,age\n" + "".join(f"{s.path},{i}\n" for i, s in enumerate(lines)))
     (folder / "scr").mkdir()
     return folder
 
@@ -58,7 +63,7 @@ def find_fault(trial: Trial, before: dict[str, bytes], after: dict[str, bytes]) 
         return "a source was changed"
     if trial.code_again not in (0, 1) or (trial.code_again and "already" not in trial.said_again):
         return "it does not go on"
-    left = [name for name in now.keys() - after.keys() if not name.endswith((".lock", ".tmp"))]
+    left = [name for name in now.keys() - after.keys() if not name.endswith(".lock")]
     other = [name for name, data in after.items() if now.get(name) != data]
     if left or other:
         return f"another result: {left[:3]} too many, {other[:3]} missing or others"

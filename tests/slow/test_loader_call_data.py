@@ -124,14 +124,14 @@ train(data)
 
 
 def test_two_roots_get_a_pack_and_a_loader_each(tmp_path: Path, root: Path) -> None:
-    elsewhere = tmp_path / "other photos"
+    outside = tmp_path / "other photos"
     for number in range(4):
-        save_image(elsewhere / f"{number % 2}" / f"{number}.jpg", number, width=64, height=64)
+        save_image(outside / f"{number % 2}" / f"{number}.jpg", number, width=64, height=64)
     body = f"""
-train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder({str(elsewhere)!r}, fixed), batch_size=2))
+train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder({str(outside)!r}, fixed), batch_size=2))
 """
     _, remedy = examine(tmp_path, root, body)
-    assert remedy.command == f"feedrate pack {root}/train train.pack && feedrate pack '{elsewhere}' val.pack"
+    assert remedy.command == f"feedrate pack {root}/train train.pack && feedrate pack '{outside}' val.pack"
     assert remedy.code is not None
     assert '"val.pack"' in remedy.code
 
@@ -175,14 +175,14 @@ def test_a_table_that_the_script_read_labels_a_flat_folder(
 
 
 def test_files_below_no_folder_but_the_root_name_a_placeholder(tmp_path: Path, root: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as elsewhere:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:
         for number in range(4):
-            save_image(Path(elsewhere) / f"{number}.jpg", number, width=640, height=480, quality=95)
+            save_image(Path(outside) / f"{number}.jpg", number, width=640, height=480, quality=95)
         body = f"""
 class Both(Rows):
     def __init__(self): super().__init__(ROOT + "/rows.csv", ROOT + "/flat")
     def __getitem__(self, index):
-        Image.open({elsewhere!r} + f"/{{index % 4}}.jpg").load()
+        Image.open({outside!r} + f"/{{index % 4}}.jpg").load()
         return super().__getitem__(index)
 train(Both())
 """

@@ -8,6 +8,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -130,3 +132,7 @@ CALL(int, rmdir, (const char *path), (path), fails_at("rmdir", AT_FDCWD, path, E
 CALL(int, mkdir, (const char *path, mode_t mode), (path, mode), fails_at("mkdir", AT_FDCWD, path, ENOSPC))
 CALL(int, mkdirat, (int dir, const char *path, mode_t mode), (dir, path, mode),
      fails_at("mkdir", dir, path, ENOSPC))
+CALL(int, fchmod, (int fd, mode_t mode), (fd, mode), fails_fd("chmod", fd, EPERM))
+CALL(int, chmod, (const char *path, mode_t mode), (path, mode), fails_at("chmod", AT_FDCWD, path, EPERM))
+CALL(int, symlink, (const char *from, const char *to), (from, to), fails_at("link", AT_FDCWD, to, ENOSPC))
+CALL(int, flock, (int fd, int what), (fd, what), !(what & LOCK_UN) && fails_fd("lock", fd, ENOLCK))

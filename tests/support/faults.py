@@ -22,6 +22,7 @@ import ctypes, json, os, shutil, sys, traceback
 from pathlib import Path
 from feedrate.cli import main
 import feedrate.packing, feedrate.packing.build.engine, feedrate.packing.change.append
+import feedrate.packing.change.columns, feedrate.packing.change.split
 import feedrate.packing.check.unpack, feedrate.packing.indexing.local, feedrate.scratch.commands
 import feedrate.report.pack, feedrate.report.change, feedrate.report.check, feedrate.report.scratch
 import feedrate.report.progress, h5py, pyarrow

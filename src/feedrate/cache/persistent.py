@@ -27,6 +27,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.cache.table import ROW, Rows
 from feedrate.errors import StorageError
+from feedrate.files.atomic import say_reason
 from feedrate.files.lock import is_same_file, lock_fd, locked_if_free
 from feedrate.files.permissions import find_distrust
 from feedrate.files.tree import opened_folder
@@ -60,7 +61,9 @@ def open_kept(folder: str, name: str) -> tuple[dict[str, int], bool]:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(f"cannot keep samples in {place}: {error.strerror}") from error
+            raise StorageError(
+                f"cannot keep samples in {place}: {say_reason(error, Path(folder))}"
+            ) from error
         if not tries_left or is_same_file(opened[_LOCK], place / _LOCK):
             break
         for descriptor in opened.values():

@@ -26,6 +26,7 @@ from typing import Any
 from feedrate.cache.limits import Tier
 from feedrate.cache.table import make_memory
 from feedrate.errors import StorageError
+from feedrate.files.atomic import say_reason
 from feedrate.files.lock import Lock, lock_fd, locked_if_free
 from feedrate.files.permissions import find_distrust
 from feedrate.machine.memory import find_memory_group
@@ -221,7 +222,8 @@ def make_file(tier: Tier) -> int:
         with tempfile.TemporaryFile(dir=tier.folder, buffering=0) as file:
             return os.dup(file.fileno())
     except OSError as error:
-        raise StorageError(f"cannot write to the cache's disk {tier.folder}: {error.strerror}") from error
+        why = say_reason(error, Path(tier.folder or os.curdir))
+        raise StorageError(f"cannot write to the cache's disk {tier.folder}: {why}") from error
 
 
 def take_over(inherited: int) -> int:

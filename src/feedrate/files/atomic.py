@@ -117,9 +117,11 @@ def shown(path: Path) -> Path:
 def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> StorageError:
     # A descriptor's own path leads there only as a whole.
     path = shown(path) if str(path.parent) == "/proc/self/fd" else shown(path.parent) / path.name
-    if error.errno == errno.ENOSPC and not has_free_files(path.parent):
+    # The folder may be what could not be made.
+    folder = next((one for one in path.parents if os.path.isdir(one)), path.parent)
+    if error.errno == errno.ENOSPC and not has_free_files(folder):
         return StorageError(
-            f"the disk at {path.parent} takes no more files (its inodes are used up): {path.name}",
+            f"the disk at {folder} takes no more files (its inodes are used up): {path.name}",
             hint="delete files that are not needed there, then run the same command again:"
             " it goes on where it stopped",
         )
@@ -127,10 +129,17 @@ def explain_write_error(error: OSError, path: Path, expected_bytes: int = 0) -> 
         what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
         needed = f"{path.name} needs about {format_bytes(expected_bytes)}, " if expected_bytes else ""
         return StorageError(
-            f"{what} at {path.parent}: {needed}{format_bytes(free_bytes(path.parent))} free",
+            f"{what} at {folder}: {needed}{format_bytes(free_bytes(folder))} free",
             hint="make room, then run the same command again: it goes on where it stopped",
         )
     return StorageError(f"cannot write {path}: {error.strerror or error}")
+
+
+def say_reason(error: OSError, folder: Path) -> str:
+    """Return why a folder's disk refused to write; the system calls used-up inodes a lack of space."""
+    if error.errno == errno.ENOSPC and not has_free_files(folder):
+        return "its inodes are used up"
+    return error.strerror or str(error)
 
 
 def free_bytes(folder: Path) -> int:

@@ -172,6 +172,7 @@ class RemotePack(Pack):
         self._lock = threading.Lock()  # of the counts, and of what was brought or asked for twice
         self._counts = {"from_scratch": 0, "from_source": 0}
         self._renewed: set[str] = set()  # parts of the index that were brought twice
+        self._renewing = threading.Lock()
         # Thread and sample, of what came from the source a second time.
         self._asked_again: set[tuple[int, int]] = set()
         self._fetched: tuple[BatchBytes, FetchedFiles] | None = None  # see `holding`
@@ -276,14 +277,16 @@ class RemotePack(Pack):
     def _read_rows(self, positions: I64, wanted: Collection[str] | None) -> tuple[Rows, I32]:
         self._index.bring(self._index_of(positions))
         rows, statuses = super()._read_rows(positions, wanted)
-        if statuses.any() and self._renew_index(positions[statuses != 0]):
+        if statuses.any():
+            self._renew_index(positions[statuses != 0])
             rows, statuses = super()._read_rows(positions, wanted)
         return rows, statuses
 
     def _read_texts(self, column: str, positions: I64) -> tuple[list[bytes], Bools]:
         self._index.bring(self._index_of(positions))
         texts, is_good = super()._read_texts(column, positions)
-        if not is_good.all() and self._renew_index(positions[~is_good]):
+        if not is_good.all():
+            self._renew_index(positions[~is_good])
             texts, is_good = super()._read_texts(column, positions)
         return texts, is_good
 
@@ -304,14 +307,19 @@ class RemotePack(Pack):
         return [self.manifest.shards[i].index for i in shards.tolist()]
 
     def _renew_index(self, positions: I64) -> bool:
-        """Bring parts of the index again that are damaged here; False: they were brought again before."""
-        with self._lock:
+        """Bring parts of the index again that are damaged here; False: they were brought again before.
+
+        Maybe just now, by another thread that met the same damage and is waited for: look again.
+        """
+        with self._renewing:
             parts = [part for part in self._index_of(positions) if part.name not in self._renewed]
             self._renewed.update(part.name for part in parts)
-        if parts:
-            log.warning("%s: files of its index are damaged or gone here; they are brought again", self.name)
-            self._index.bring([*parts, *self.manifest.parts], again=True)
-            self.files.close()
+            if parts:
+                log.warning(
+                    "%s: files of its index are damaged or gone here; they are brought again", self.name
+                )
+                self._index.bring([*parts, *self.manifest.parts], again=True)
+                self.files.close()
         return bool(parts)
 
     # The bytes.

@@ -80,7 +80,9 @@ def check_addresses(pack: str, manifest: Manifest, allowed: str | Sequence[str] 
 def _describe_allowing(hosts: Sequence[str]) -> str:
     listed = ", ".join(f'"{host}"' for host in hosts)
     options = " ".join(f"--allow-address {shell_quote(host)}" for host in hosts)
-    return f"allow_addresses=[{listed}] in Python, {options} on the command line (stage, verify, merge)"
+    return (
+        f"allow_addresses=[{listed}] in Python, {options} for stage and verify; else index it here yourself"
+    )
 
 
 def note_addresses(manifest: Manifest) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, NotFound, StorageError, suggest_path
-from feedrate.files.atomic import writing
+from feedrate.files.atomic import say_reason, writing
 from feedrate.files.lock import Gone
 from feedrate.files.permissions import open_trusted
 from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, measure_room, try_to_reserve
@@ -159,7 +159,7 @@ def _check_wish(folder: Path, *, allow_network: bool) -> Scratch:
             pass
     except OSError as error:
         raise StorageError(
-            f"cannot write to the scratch folder {folder}: {error.strerror}",
+            f"cannot write to the scratch folder {folder}: {say_reason(error, folder)}",
             hint="name another one: --scratch DIR",
         ) from error
     return Scratch(Path(os.path.realpath(folder)), "you named it", storage.kind, storage.is_memory)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from feedrate.files.atomic import explain_write_error
+from feedrate.files.atomic import explain_write_error, writing
 from feedrate.files.lock import LOOK, is_locked, lock_fd
 from feedrate.scratch.marker import describe_maker
 from feedrate.scratch.results import LeaseInfo
@@ -69,8 +69,9 @@ def add_lease(folder: Path, used: Path, *, is_public: bool, holder: object = Non
             raise explain_write_error(error, path) from error
         break
     try:
-        lock_fd(fd)
-        os.fchmod(fd, 0o644 if is_public else 0o600)
+        with writing(path):
+            lock_fd(fd)
+            os.fchmod(fd, 0o644 if is_public else 0o600)
         note_holder(path)
     except BaseException:
         os.close(fd)

@@ -17,6 +17,8 @@ import numpy as np
 from feedrate.doctor.analyse.data_tables import FileTable, find_table
 from feedrate.doctor.analyse.records import Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.errors import StorageError
+from feedrate.files.tree import walk_paths
 from feedrate.prelist import IMAGE_SUFFIXES
 
 Fact = Mapping[str, Any]
@@ -168,8 +170,8 @@ def find_place(paths: Sequence[str], facts: LoaderFacts) -> Place:
 
 def is_everything(folder: str) -> bool:
     """Return whether this is a disk's root or somebody's home, which nobody packs by a doctor's word."""
-    homes = {os.path.expanduser("~"), "/home", *(entry.pw_dir for entry in pwd.getpwall())}
-    return folder.rstrip("/") in homes or os.path.ismount(folder or "/")
+    own_folders = {os.path.expanduser("~"), "/home", *(entry.pw_dir for entry in pwd.getpwall())}
+    return folder.rstrip("/") in own_folders or os.path.ismount(folder or "/")
 
 
 def _common_folder(paths: Sequence[str]) -> str:
@@ -185,8 +187,11 @@ def count_images(folder: str) -> int | None:
     if not os.path.isdir(folder):
         return None
     until, count = time.monotonic() + _COUNTING_S, 0
-    for _, _, names in os.walk(folder, followlinks=True):
-        count += sum(os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES for name in names)
-        if time.monotonic() > until:
-            return None
+    try:
+        for path, _ in walk_paths(os.fsencode(folder), enters_links=True):
+            count += os.path.splitext(os.fsdecode(path))[1].lower() in IMAGE_SUFFIXES
+            if time.monotonic() > until:
+                return None
+    except StorageError:
+        return None
     return count

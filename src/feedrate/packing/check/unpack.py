@@ -251,8 +251,9 @@ def _marked(target: Path, label: str) -> Iterator[bool]:
     """
     marker = target / f".{label}"
     is_new_folder = not target.exists()
-    with writing(marker):
+    with writing(target):
         target.mkdir(parents=True, exist_ok=True)
+    with writing(marker):
         fd = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         was_killed = _take_marker(fd, target)
