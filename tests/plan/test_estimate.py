@@ -191,6 +191,13 @@ def test_the_device_alone_is_left_out_where_its_rate_is_not_known(monkeypatch: p
     assert any("--model-rate" in note for note in found.notes)
 
 
+def test_what_pillow_is_taken_to_need_stands_among_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "survey_dataset", lambda *_, **__: make_survey(pillow_s=None))
+    monkeypatch.setattr(estimate, "describe_node", lambda *_, **__: make_node())
+    pillow, _ = estimate_epoch("/data").figures["decoding with Pillow, a core"]
+    assert (pillow.value, pillow.origin) == (pytest.approx(6 * 0.0019), ASSUMED)
+
+
 @pytest.mark.usefixtures("surveyed")
 def test_packing_is_one_answer_with_the_command() -> None:
     found = estimate_pack("/data")

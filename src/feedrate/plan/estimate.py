@@ -23,7 +23,7 @@ from feedrate.model.numbers import find_store
 from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, measure_memory, note_age
-from feedrate.plan.outcome import PROCESS_BYTES, make_store, name_store
+from feedrate.plan.outcome import PROCESS_BYTES, collect_figures, make_store, name_store
 from feedrate.plan.recipes import MARGIN
 from feedrate.plan.results import Estimate, Plan, Survey, Way
 from feedrate.plan.survey import Sizes, measure_sizes, survey_dataset
@@ -256,8 +256,10 @@ def estimate_epoch(
         answers["the device alone"] = alone
     figures = _name_dataset(survey)
     figures |= {f"samples of '{name}'": (count, "") for name, count in survey.parts.items()}
-    figures |= {"decoding with Pillow, a core": (survey.pillow_s, "s")} if survey.pillow_s else {}
-    figures |= {"decoding by feedrate, a core": (survey.feedrate_s, "s")} if survey.feedrate_s else {}
+    if survey.has_images:
+        known = collect_figures(survey, node)
+        figures["decoding with Pillow, a core"] = (known["pillow_s"], "s")
+        figures["decoding by feedrate, a core"] = (known["feedrate_s"], "s")
     figures |= {"cores": (node.cores, "")}
     figures |= {f"{model or 'the model'} trains on": (rate, "images/s")} if rate else {}
     return Estimate(
