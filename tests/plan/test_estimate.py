@@ -14,6 +14,7 @@ import pytest
 
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
+from feedrate.machine.memory import MemoryRoom
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.ways import COPY_FILE_S
 from feedrate.plan import estimate
@@ -156,6 +157,17 @@ def test_a_target_that_cannot_be_written_to_is_another_to(
 
 def test_more_than_the_target_has_room_for_is_said(folders: tuple[Path, Path]) -> None:
     assert "it does not fit: " in ask("900PB", folders).notes[0]
+
+
+def test_a_copy_to_memory_is_held_against_what_the_job_has_of_it(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shm = replace(estimate.describe_storage(folders[1]), is_memory=True)
+    monkeypatch.setattr(estimate, "describe_storage", lambda _: shm)
+    room = MemoryRoom(free_bytes=8 << 30, unwritten_bytes=0, limit_bytes=10 << 30)
+    monkeypatch.setattr(estimate.MemoryGauge, "measure", lambda _: room)
+    note = ask("7GB", folders).notes[0]
+    assert note == f"it does not fit: {folders[1]} is memory, of which this job has 5.37 GB free"
 
 
 def test_files_that_were_in_memory_say_little_of_the_disk(

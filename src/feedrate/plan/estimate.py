@@ -16,7 +16,8 @@ from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
-from feedrate.machine.disk import find_scratch, measure_room
+from feedrate.machine.disk import describe_storage, find_scratch, measure_room
+from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.model.numbers import find_store
@@ -181,9 +182,12 @@ def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple
 
 
 def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
-    free = measure_room(target).free_bytes
-    fits = size_bytes <= free
-    return () if fits else (f"it does not fit: {target} has {format_bytes(free)} free",)
+    room, whose = measure_room(target).free_bytes, "has"
+    if describe_storage(target).is_memory:  # what `feedrate stage` takes of it
+        memory = MemoryGauge().measure()
+        most = min(memory.limit_bytes // 2, memory.free_bytes)
+        room, whose = (most, "is memory, of which this job has") if most < room else (room, whose)
+    return () if size_bytes <= room else (f"it does not fit: {target} {whose} {format_bytes(room)} free",)
 
 
 def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:
