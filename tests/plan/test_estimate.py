@@ -167,7 +167,7 @@ def test_a_copy_to_memory_is_held_against_what_the_job_has_of_it(
     room = MemoryRoom(free_bytes=8 << 30, unwritten_bytes=0, limit_bytes=10 << 30)
     monkeypatch.setattr(estimate.MemoryGauge, "measure", lambda _: room)
     note = ask("7GB", folders).notes[0]
-    assert note == f"it does not fit: {folders[1]} is memory, of which this job has 5.37 GB free"
+    assert note == f"it does not fit: {folders[1]} is memory, of which a copy may take 5.37 GB here"
 
 
 def test_files_that_were_in_memory_say_little_of_the_disk(

@@ -494,3 +494,14 @@ def test_workers_are_no_limit_where_more_of_them_change_nothing(
     plan = make_plan(survey, node, workers=workers)
     if way(plan, "workers").why_not:
         assert way(plan, "in-place").limit != "workers"
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(0, 2), (1, 2), (4, 1)])
+def test_there_are_never_more_workers_than_batches(gpus: int, workers: int) -> None:
+    few = near(434)
+    # Small files of a slow store: workers that wait are wanted, and would have nothing to do.
+    survey = make_survey(samples=few, files=few, pillow_s=near(1e-4), source=slow_store(), resident=0.0)
+    plan = make_plan(survey, make_node(model_rate=None, gpus=gpus), workers=workers)
+    assert way(plan, "workers").why_not == f"{workers} are enough"
+    assert way(plan, "in-place").limit != "workers"
+    assert f"num_workers={workers})" in way(plan, "stage").commands[-1]

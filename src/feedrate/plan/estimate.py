@@ -182,12 +182,17 @@ def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple
 
 
 def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
-    room, whose = measure_room(target).free_bytes, "has"
-    if describe_storage(target).is_memory:  # what `feedrate stage` takes of it
+    free = measure_room(target).free_bytes
+    if size_bytes > free:
+        return (f"it does not fit: {target} has {format_bytes(free)} free",)
+    if describe_storage(target).is_memory:  # as `feedrate stage` has it
         memory = MemoryGauge().measure()
         most = min(memory.limit_bytes // 2, memory.free_bytes)
-        room, whose = (most, "is memory, of which this job has") if most < room else (room, whose)
-    return () if size_bytes <= room else (f"it does not fit: {target} {whose} {format_bytes(room)} free",)
+        if size_bytes > most:
+            return (
+                f"it does not fit: {target} is memory, of which a copy may take {format_bytes(most)} here",
+            )
+    return ()
 
 
 def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:

@@ -153,8 +153,9 @@ class Case:
 
         load = self._load(recipe, v, sample_bytes, shrink)
         workers = self.workers
-        # Workers that wait for a store need no core, but each takes memory.
-        most = int(max(4 * v["cores"] / self.ranks, workers))
+        # Workers that wait for a store need no core, but each takes memory; none is there without a batch.
+        batches = math.ceil(load.samples / self.batch_size / self.ranks)
+        most = int(max(min(4 * v["cores"] / self.ranks, batches), workers))
         enough = workers if is_packed else max(find_workers(load, store, most, each=self.ranks), workers)
         if recipe.best_workers:
             workers = enough
