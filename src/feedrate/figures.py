@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 MEASURED, GIVEN, STORED, ASSUMED = "measured", "given", "stored", "assumed"
+_FAR_ABOVE, _FAR_BELOW = 5.0, 20.0  # as factors: beyond, nothing is known
 _COUNTS = 1e-3  # of a result: a figure that changes it by less is not what it depends on
 _WEAKER = (MEASURED, GIVEN, STORED, ASSUMED)  # what is computed is as sure as the weakest that went in
 
@@ -48,6 +49,15 @@ class Figure:
         variance = math.fsum((v - mean) ** 2 for v in values) / (count - 1) if count > 1 else mean**2
         half = max(2 * math.sqrt(variance / count), least * abs(mean))
         return cls(mean, max(mean - half, mean / 10) if mean >= 0 else mean - half, mean + half, note=note)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it says something: what may be five times as much, or a twentieth, does not."""
+        if not math.isfinite(self.value):
+            return False
+        if self.value <= 0 or not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return True
+        return self.value / _FAR_BELOW <= self.low <= self.high <= _FAR_ABOVE * self.value
 
     def assumed(self, note: str) -> Figure:
         """Return the same value where it stands for something else."""

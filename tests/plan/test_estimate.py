@@ -14,6 +14,7 @@ import pytest
 
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
+from feedrate.machine.memory import MemoryRoom
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.ways import COPY_FILE_S
 from feedrate.plan import estimate
@@ -158,6 +159,17 @@ def test_more_than_the_target_has_room_for_is_said(folders: tuple[Path, Path]) -
     assert "it does not fit: " in ask("900PB", folders).notes[0]
 
 
+def test_a_copy_to_memory_is_held_against_what_the_job_has_of_it(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shm = replace(estimate.describe_storage(folders[1]), is_memory=True)
+    monkeypatch.setattr(estimate, "describe_storage", lambda _: shm)
+    room = MemoryRoom(free_bytes=8 << 30, unwritten_bytes=0, limit_bytes=10 << 30)
+    monkeypatch.setattr(estimate.MemoryGauge, "measure", lambda _: room)
+    note = ask("7GB", folders).notes[0]
+    assert note == f"it does not fit: {folders[1]} is memory, of which a copy may take 5.37 GB here"
+
+
 def test_files_that_were_in_memory_say_little_of_the_disk(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +201,13 @@ def test_the_device_alone_is_left_out_where_its_rate_is_not_known(monkeypatch: p
     found = estimate_epoch("/data")
     assert "the device alone" not in found.answers
     assert any("--model-rate" in note for note in found.notes)
+
+
+def test_what_pillow_is_taken_to_need_stands_among_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "survey_dataset", lambda *_, **__: make_survey(pillow_s=None))
+    monkeypatch.setattr(estimate, "describe_node", lambda *_, **__: make_node())
+    pillow, _ = estimate_epoch("/data").figures["decoding with Pillow, a core"]
+    assert (pillow.value, pillow.origin) == (pytest.approx(6 * 0.0019), ASSUMED)
 
 
 @pytest.mark.usefixtures("surveyed")

@@ -232,7 +232,9 @@ def test_a_run_of_less_than_a_minute_is_left_as_it_is() -> None:
     survey = make_survey(samples=near(40), files=near(40), source=slow_store())
     plan = make_plan(survey, make_node(model_rate=None), epochs=3)
     assert plan.recommended == ""
-    assert plan.reason.startswith("as it is, the whole run takes ")
+    assert plan.reason.startswith("as it is, loading alone takes ")
+    known = make_plan(survey, make_node(model_rate=QUICK_GPU), epochs=3)
+    assert known.reason.startswith("as it is, the whole run takes ")
 
 
 def test_what_saves_less_than_a_minute_is_not_recommended_however_many_times_faster() -> None:
@@ -350,6 +352,18 @@ def test_every_gpu_fills_a_cache_of_its_own() -> None:
     assert found.total_s.value - found.before_s.value == pytest.approx(expected_s, rel=0.1)
 
 
+def test_what_one_gpu_keeps_is_still_read_by_the_others() -> None:
+    # Room in memory for seven tenths of the files; each of eight GPUs keeps another two fifths of the images.
+    samples = near(100_000)
+    survey = make_survey(samples=samples, files=samples, total_bytes=near(10.8e9), feedrate_s=near(1e-9),
+                         whole_s=near(1e-9), resident=0.0, decoded_bytes=near(1e6))  # fmt: skip
+    node = make_node(gpus=8, model_rate=None, to_device_bytes_per_s=None,
+                     memory_bytes=Figure.exactly((0.7 * 11.2e9 + 16e9) / 0.9))  # fmt: skip
+    found = way(make_plan(survey, node, epochs=90), "gpu")
+    # Of what a GPU lacks, the page cache has a third, as it evicts what all of them read.
+    assert found.later_epoch_s.value == pytest.approx(0.6 * 0.66 * 11.06e9 / 330e6, rel=0.15)
+
+
 def test_scratch_in_memory_takes_the_jobs_memory() -> None:
     # 138 GB would be copied to a tmpfs with room for them; the job may use 64 GB.
     shm = replace(make_store("/dev/shm", "tmpfs"), total_bytes_per_s=near(9e9))
@@ -358,8 +372,23 @@ def test_scratch_in_memory_takes_the_jobs_memory() -> None:
     plan = make_plan(make_survey(source=slow_store()), node)
     for code in ("stage", "pack-scratch", "pack-stage", "pack-live"):
         assert "which is memory" in way(plan, code).why_not, code
-        assert "64.0 GB" in way(plan, code).why_not
+        assert "64.0 GB are left" in way(plan, code).why_not
     assert plan.recommended not in ("stage", "pack-scratch", "pack-stage", "pack-live")
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "why"),
+    [(200, "would be more than half of it: 200 GB are left"),
+     (300, "needs 324 GB with the training beside it: 300 GB are left"), (400, "")],
+)  # fmt: skip
+def test_why_a_copy_in_memory_does_not_fit_is_said(gigabytes: int, why: str) -> None:
+    shm = make_store("/dev/shm", "tmpfs")
+    node = make_node(
+        scratch=shm, scratch_path="/dev/shm", memory_bytes=Figure.exactly(gigabytes * 1e9), gpus=74
+    )
+    said = way(make_plan(make_survey(), node, workers=0), "pack-stage").why_not
+    copy = "a copy of 144 GB on /dev/shm, which is memory, "
+    assert said == (why and f"{copy}{why} (this Slurm job's --mem)")
 
 
 def test_a_copy_in_memory_is_counted_as_memory_and_needs_no_page_cache() -> None:
@@ -392,6 +421,51 @@ def test_without_a_rate_of_the_model_the_gain_is_that_of_loading_alone() -> None
     assert "loading alone" not in make_plan(survey, replace(node, model_rate=QUICK_GPU)).reason
 
 
+def test_without_a_rate_of_the_model_no_reason_speaks_of_the_whole_run() -> None:
+    now = make_way("in-place", "read in place", 0, 1.1, 1.1)
+    saved, short, nothing = (
+        recommend(ways, 90, is_loading_alone=True)[1]
+        for ways in (
+            [now, make_way("pack", "pack", 1, 0.5, 0.5)],
+            [make_way("in-place", "read in place", 0, 0.1, 0.1)],
+            [now, make_way("pack", "pack", 1, 1.1, 1.1)],
+        )
+    )
+    assert "54% of the 99.0 s that loading alone takes" in saved
+    assert short == "as it is, loading alone takes 9.00 s"
+    assert "what loading waits for" in nothing
+
+
+def test_one_epoch_is_faster_and_several_are() -> None:
+    ways = [make_way("in-place", "read in place", 0, 300, 300), make_way("pack", "pack", 10, 100, 100)]
+    assert recommend(ways, 1)[1].startswith("1 epoch is 3.0 times as fast")
+    assert recommend(ways, 2)[1].startswith("2 epochs are 3.0 times as fast")
+
+
+def test_of_a_run_of_unknown_length_no_factor_is_said() -> None:
+    # Nobody knows what a file takes: ten times as much, or a tenth.
+    store = replace(make_store(), file_s=near(0.02, factor=10), files_per_s=near(1e5))
+    plan = make_plan(make_survey(source=store, resident=0.0), make_node(model_rate=QUICK_GPU))
+    assert not way(plan, "in-place").total_s.is_known
+    assert plan.recommended
+    assert "likely to be faster than in place, by how much is not known" in plan.reason
+    rows = [line for line in draw_plan(plan, 200).splitlines() if line.startswith(("  pack", "> pack"))]
+    assert [row for row in rows if "unknown" in row]
+    assert not [row for row in rows if " epoch " in row.partition(": ")[0]]
+
+
+def test_where_smaller_images_alone_are_faster_no_way_is_said_to_keep_them_and_be_so() -> None:
+    source = replace(
+        make_store(), stream_bytes_per_s=near(5e6), total_bytes_per_s=near(5e6), keeps_pages=False
+    )
+    node = make_node(model_rate=QUICK_GPU, scratch=None, scratch_free_bytes=None, memory_bytes=near(4e9))
+    survey = make_survey(width=2000, height=2000, source=source, decoded_bytes=near(12e6))
+    plan = make_plan(survey, node)
+    assert plan.recommended == ""
+    assert way(plan, "resize").total_s.value < 0.5 * way(plan, "in-place").total_s.value
+    assert "no other way that keeps the images as they are would be 7% faster" in plan.reason
+
+
 def test_the_code_to_type_fits_small_images_and_few_of_them() -> None:
     few = near(32)
     plan = make_plan(make_survey(samples=few, files=few, crop=32), make_node())
@@ -420,3 +494,14 @@ def test_workers_are_no_limit_where_more_of_them_change_nothing(
     plan = make_plan(survey, node, workers=workers)
     if way(plan, "workers").why_not:
         assert way(plan, "in-place").limit != "workers"
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(0, 2), (1, 2), (4, 1)])
+def test_there_are_never_more_workers_than_batches(gpus: int, workers: int) -> None:
+    few = near(434)
+    # Small files of a slow store: workers that wait are wanted, and would have nothing to do.
+    survey = make_survey(samples=few, files=few, pillow_s=near(1e-4), source=slow_store(), resident=0.0)
+    plan = make_plan(survey, make_node(model_rate=None, gpus=gpus), workers=workers)
+    assert way(plan, "workers").why_not == f"{workers} are enough"
+    assert way(plan, "in-place").limit != "workers"
+    assert f"num_workers={workers})" in way(plan, "stage").commands[-1]

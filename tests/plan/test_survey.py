@@ -87,7 +87,7 @@ def test_what_an_image_costs_is_measured_for_pillow_for_a_loader_and_for_packing
     assert found.pillow_s.low < found.pillow_s.value < found.pillow_s.high
     assert 0 < found.feedrate_s.value < 0.1
     assert 0 < found.pack_s.value < 0.1
-    assert found.pillow_cores >= 0.5
+    assert found.pillow_cores >= 1
     assert found.feedrate_cores >= 1
 
 
@@ -307,7 +307,18 @@ def test_pillow_that_cannot_be_tried_is_noted(images: Path, monkeypatch: pytest.
     monkeypatch.setattr("feedrate.machine.isolated.isolated_command", lambda *_: failing)
     found = look(images)
     assert found.pillow_s is None
-    assert any("no Pillow here" in note for note in found.notes)
+    assert found.pillow_cores == found.feedrate_cores  # else its guessed time would be that of one core
+    assert "Pillow could not be tried, and is taken to be six times slower: no Pillow here" in found.notes
+
+
+@pytest.mark.usefixtures("real_costs")
+def test_cores_help_a_loader_that_cannot_be_tried_as_they_help_pillow(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.loader.trial.try_loader", lambda *_: (None, "it failed"))
+    found = look(images)
+    assert found.feedrate_s is None
+    assert found.feedrate_cores == found.pillow_cores
 
 
 def test_residency_is_looked_for_before_anything_is_read(

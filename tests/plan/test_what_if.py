@@ -218,6 +218,14 @@ def test_of_a_larger_dataset_less_is_in_memory() -> None:
     assert apply("size=100MB", survey=survey)[0].resident == 1.0
 
 
+def test_a_smaller_dataset_has_whole_samples_in_at_least_one_folder() -> None:
+    survey = make_survey(parts={"train": near(1_000_000), "val": near(281_167)}, trained="train")
+    found, _ = apply("size=1MB", survey=survey)
+    counts = (found.samples, found.files, found.folders, *found.parts.values())
+    assert [count.value for count in counts] == [9, 9, 1, 7, 2]
+    assert all(bound == int(bound) for count in counts for bound in (count.low, count.high))
+
+
 @pytest.mark.parametrize("word", ["size=1PB", "storage=lustre"])
 def test_what_is_free_here_does_not_limit_a_pack_on_another_store(word: str) -> None:
     here = make_node(pack_free_bytes=Figure.exactly(45e9))

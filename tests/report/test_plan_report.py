@@ -153,6 +153,12 @@ def test_spreads_are_of_the_value_and_left_out_where_there_is_none() -> None:
     assert format_spread(Figure(1, 0, float("inf"))) == ""
 
 
+def test_a_bound_is_never_said_to_lie_below_nothing() -> None:
+    assert words(say_figure(Figure(0.73, 0.073, 1.5), "s")) == "730 ms (73.0 ms to 1.50 s)"
+    assert short_time(Figure(100, 10, 201)) == "10.0s to 3m21s"
+    assert short_time(Figure(100, 10, 190)) == "1m40s ±90%"
+
+
 def test_a_figure_says_who_gave_it() -> None:
     assert words(say_figure(Figure.exactly(1200, GIVEN), "images/s")) == "1,200 images/s (given)"
     assert words(say_figure(Figure(2e9, 1e9, 3e9, ASSUMED), "bytes/s")) == "2.00 GB/s ±50%*"

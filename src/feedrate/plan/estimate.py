@@ -16,14 +16,15 @@ from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
-from feedrate.machine.disk import find_scratch, measure_room
+from feedrate.machine.disk import describe_storage, find_scratch, measure_room
+from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.machine.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.model.numbers import find_store
 from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, measure_memory, note_age
-from feedrate.plan.outcome import PROCESS_BYTES, make_store, name_store
+from feedrate.plan.outcome import PROCESS_BYTES, collect_figures, make_store, name_store
 from feedrate.plan.recipes import MARGIN
 from feedrate.plan.results import Estimate, Plan, Survey, Way
 from feedrate.plan.survey import Sizes, measure_sizes, survey_dataset
@@ -182,8 +183,16 @@ def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple
 
 def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
     free = measure_room(target).free_bytes
-    fits = size_bytes <= free
-    return () if fits else (f"it does not fit: {target} has {format_bytes(free)} free",)
+    if size_bytes > free:
+        return (f"it does not fit: {target} has {format_bytes(free)} free",)
+    if describe_storage(target).is_memory:  # as `feedrate stage` has it
+        memory = MemoryGauge().measure()
+        most = min(memory.limit_bytes // 2, memory.free_bytes)
+        if size_bytes > most:
+            return (
+                f"it does not fit: {target} is memory, of which a copy may take {format_bytes(most)} here",
+            )
+    return ()
 
 
 def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:
@@ -256,8 +265,10 @@ def estimate_epoch(
         answers["the device alone"] = alone
     figures = _name_dataset(survey)
     figures |= {f"samples of '{name}'": (count, "") for name, count in survey.parts.items()}
-    figures |= {"decoding with Pillow, a core": (survey.pillow_s, "s")} if survey.pillow_s else {}
-    figures |= {"decoding by feedrate, a core": (survey.feedrate_s, "s")} if survey.feedrate_s else {}
+    if survey.has_images:
+        known = collect_figures(survey, node)
+        figures["decoding with Pillow, a core"] = (known["pillow_s"], "s")
+        figures["decoding by feedrate, a core"] = (known["feedrate_s"], "s")
     figures |= {"cores": (node.cores, "")}
     figures |= {f"{model or 'the model'} trains on": (rate, "images/s")} if rate else {}
     return Estimate(

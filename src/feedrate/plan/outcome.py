@@ -153,8 +153,9 @@ class Case:
 
         load = self._load(recipe, v, sample_bytes, shrink)
         workers = self.workers
-        # Workers that wait for a store need no core, but each takes memory.
-        most = int(max(4 * v["cores"] / self.ranks, workers))
+        # Workers that wait for a store need no core, but each takes memory; none is there without a batch.
+        batches = math.ceil(load.samples / self.batch_size / self.ranks)
+        most = int(max(min(4 * v["cores"] / self.ranks, batches), workers))
         enough = workers if is_packed else max(find_workers(load, store, most, each=self.ranks), workers)
         if recipe.best_workers:
             workers = enough
@@ -168,7 +169,10 @@ class Case:
         share = self.survey.trained_share
         kept, cache_bytes = self._measure_cache(recipe, v, decoded * v["samples"] * share, room)
         in_memory = cache_bytes if recipe.cache == "ram" else 0.0
-        held = (room - in_memory) / max(size_bytes * share * (1 - kept), 1.0) if store.keeps_pages else 0.0
+        # What one of several GPUs keeps, the others still read.
+        is_own = recipe.cache == "gpu" and self.ranks > 1
+        read_bytes = size_bytes * share * (1.0 if is_own else 1 - kept)
+        held = (room - in_memory) / max(read_bytes, 1.0) if store.keeps_pages else 0.0
         held = 1.0 if copied else min(max(held, 0.0), 1.0)
 
         # What was just written is in memory, as far as there is room for it; a pack in that of one node.

@@ -178,14 +178,12 @@ def _explain_no_memory(recipe: Recipe, outcome: Outcome, node: Node) -> str:
     """Return why a copy on scratch that is memory cannot be had; empty: it can."""
     if recipe.cache == "disk":
         return f"{node.scratch_path}, which is memory, is no disk for a cache"
-    # As `feedrate stage` has it: no more than half, and what the job uses beside must fit, too.
-    needed = max(outcome.memory_bytes / MARGIN, 2 * outcome.copy_bytes)
-    if needed <= node.memory_bytes.value:
-        return ""
-    copied, free = format_bytes(outcome.copy_bytes), format_bytes(node.memory_bytes.value)
-    return (
-        f"needs {copied} on {node.scratch_path}, which is memory, and {free} are left ({node.memory_origin})"
-    )
+    needed, free = outcome.memory_bytes / MARGIN, node.memory_bytes.value
+    copy = f"a copy of {format_bytes(outcome.copy_bytes)} on {node.scratch_path}, which is memory,"
+    left = f"{format_bytes(free)} are left ({node.memory_origin})"
+    if 2 * outcome.copy_bytes > free:  # as `feedrate stage` has it
+        return f"{copy} would be more than half of it: {left}"
+    return f"{copy} needs {format_bytes(needed)} with the training beside it: {left}" if needed > free else ""
 
 
 def list_commands(

@@ -84,6 +84,11 @@ def measure_costs(
         # The images that a Loader decoded are the same, so its mean is as sure.
         by = feedrate_s.value / pillow_s.value
         feedrate_s = replace(feedrate_s, low=pillow_s.low * by, high=pillow_s.high * by)
+    # What could not be tried is guessed from the other, and so is what more cores give it.
+    gain, feedrate_gain = (
+        feedrate_gain if pillow_s is None else gain,
+        gain if feedrate_s is None else feedrate_gain,
+    )
     return Costs(
         pillow_s, feedrate_s, min(gain, cores), min(feedrate_gain, cores), pack_s, whole_s, cached_s,
         tuple(note for note in (notes, why) if note),
@@ -281,6 +286,7 @@ def _measure_pillow(folder: str, cores: int, total: float, side: int) -> tuple[F
     """Return the CPU time of an image, and what all cores give by what one gives."""
     from feedrate.machine.isolated import isolated_command
 
+    untried = "Pillow could not be tried, and is taken to be six times slower: "
     environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = isolated_command(
         "feedrate.plan.trial:try_pillow", folder, *map(str, (cores, _ALONE_S, _TOGETHER_S, side))
@@ -292,9 +298,9 @@ def _measure_pillow(folder: str, cores: int, total: float, side: int) -> tuple[F
         alone, together = json.loads(done.stdout)
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         words = (getattr(error, "stderr", "") or str(error)).strip().splitlines()
-        return None, 1.0, f"what Pillow takes: {words[-1] if words else error}"
+        return None, 1.0, f"{untried}{words[-1] if words else error}"
     if not alone:
-        return None, 1.0, "what Pillow takes: it decodes none of these images"
+        return None, 1.0, f"{untried}it decodes none of these images"
     means = {number: math.fsum(times) / len(times) for number, times in alone.items()}
     both = [
         (means[number], math.fsum(times) / len(times))
@@ -306,7 +312,7 @@ def _measure_pillow(folder: str, cores: int, total: float, side: int) -> tuple[F
     figure = figure.narrowed(find_missing(len(means), total))
     least, most = (figure.value * (1 + error) for error in (-_LEAST_ERROR, _LEAST_ERROR))
     figure = replace(figure, low=min(figure.low, least), high=max(figure.high, most))
-    return figure, cores / max(slower, 1.0), ""
+    return figure, max(cores / max(slower, 1.0), 1.0), ""
 
 
 def try_pillow() -> None:

@@ -110,27 +110,31 @@ def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = Fals
     possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
     best = min((way.total_s.value for way in possible), default=math.inf)
     taken_s = now.total_s.value
+    taken = f"{'loading alone' if is_loading_alone else 'the whole run'} takes"
     if taken_s < _LEAST_SAVED_S:
-        return "", f"as it is, the whole run takes {format_seconds(taken_s)}"
+        return "", f"as it is, {taken} {format_seconds(taken_s)}"
     if best > taken_s * _WORTH:
-        return "", f"{_LIMITS[now.limit]} what training waits for, and no other way would be 7% faster"
+        waiting = "loading" if is_loading_alone else "training"
+        smaller = (way.total_s.value for way in ways if way.fits and _changes_images(way))
+        keeping = " that keeps the images as they are" if min(smaller, default=math.inf) < best else ""
+        reason = (
+            f"{_LIMITS[now.limit]} what {waiting} waits for, and no other way{keeping} would be 7% faster"
+        )
+        return "", reason
     if taken_s - best < _LEAST_SAVED_S:
         saved, of = format_seconds(taken_s - best), format_seconds(taken_s)
         share = format_percent(1 - best / taken_s)
         fastest = next(way.name for way in possible if way.total_s.value == best)
-        return "", (
-            f"{fastest} would save {saved}, {share} of the {of} that the whole run takes, and that is less "
-            "than a minute"
-        )
+        return "", f"{fastest} would save {saved}, {share} of the {of} that {taken}: less than a minute"
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
-    gain = taken_s / chosen.total_s.value
+    run = f"{format_count(epochs, 'epoch')}{' of loading alone' if is_loading_alone else ''}"
+    run += " is" if epochs == 1 else " are"
+    then = f"then {_LIMITS[chosen.limit]} the limit"
+    if not (now.total_s.is_known and chosen.total_s.is_known):
+        return chosen.code, f"{run} likely to be faster than in place, by how much is not known; {then}"
     pays = math.ceil(chosen.pays_after or 1)
     paid = f", and it has paid for itself after {format_count(pays, 'epoch')}" if pays > 1 else ""
-    what = " of loading alone" if is_loading_alone else ""
-    return chosen.code, (
-        f"{format_count(epochs, 'epoch')}{what} are {gain:.1f} times as fast as in place{paid}; "
-        f"then {_LIMITS[chosen.limit]} the limit"
-    )
+    return chosen.code, f"{run} {taken_s / chosen.total_s.value:.1f} times as fast as in place{paid}; {then}"
 
 
 def _changes_images(way: Way) -> bool:
@@ -144,6 +148,7 @@ def _note_resize(ways: Sequence[Way], recommended: str) -> list[str]:
     gain = chosen.total_s.value / best.total_s.value
     text = f"{best.name} would be {gain:.1f} times faster still, but changes the images: feedrate fidelity"
     is_worth = chosen.total_s.value - best.total_s.value >= _LEAST_SAVED_S
+    is_worth = is_worth and chosen.total_s.is_known and best.total_s.is_known
     return [text] if gain > 1.25 and is_worth else []
 
 

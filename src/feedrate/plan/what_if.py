@@ -288,18 +288,21 @@ def _change_rate(source: StoreSpeed, rate: float, note: str) -> StoreSpeed:
 def _resize(survey: Survey, size_bytes: int) -> Survey:
     factor = size_bytes / max(survey.total_bytes.value, 1.0)
     counts = {name: getattr(survey, name) for name in ("samples", "files", "folders")}
-    scaled = {
-        name: replace(figure.scaled(factor), origin=GIVEN, note="by size") for name, figure in counts.items()
-    }
+    scaled: dict[str, Any] = {name: _scale_count(figure, factor) for name, figure in counts.items()}
     return replace(
         survey,
         **scaled,
-        parts={name: replace(part.scaled(factor), origin=GIVEN) for name, part in survey.parts.items()},
+        parts={name: _scale_count(part, factor) for name, part in survey.parts.items()},
         total_bytes=Figure.exactly(size_bytes, GIVEN, "size"),
         list_s=survey.list_s.scaled(factor).assumed("by size"),
         # What is in memory is of the dataset that is here.
         resident=None if survey.resident is None else survey.resident / max(factor, 1.0),
     )
+
+
+def _scale_count(count: Figure, factor: float) -> Figure:
+    low, value, high = (float(max(round(n * factor), 1)) for n in (count.low, count.value, count.high))
+    return Figure(value, low, high, GIVEN, "by size")
 
 
 def parse_what_if(words: Sequence[str]) -> WhatIf:

@@ -22,27 +22,15 @@ _LEGEND = {
     STORED: "stored: measured on this node by 'feedrate bench machine', or computed from that",
     ASSUMED: "assumed, or computed from what is assumed",
 }
-# Bounds, as shares of a value: nearer ones are not said; from here on both are, where one is farther away.
-_LEAST_SPREAD, _WIDE, _UNEVEN = 0.005, 0.5, 1.4
-_FAR_ABOVE, _FAR_BELOW = 5.0, 20.0  # as factors: beyond, nothing is known
+# Bounds, as shares of a value: nearer ones are not said; from here on both are, where one is farther away;
+# and always where the farther one is as far away as nothing is.
+_LEAST_SPREAD, _WIDE, _UNEVEN, _MOST_SPREAD = 0.005, 0.5, 1.4, 0.995
 # Between the parts of a figure, where no line breaks.
 TIE = "\N{NO-BREAK SPACE}"
 
 
 def mark(figure: Figure) -> str:
     return _MARKS.get(figure.origin, "")
-
-
-def is_known(figure: Figure) -> bool:
-    """Return whether a figure says something: what may be five times as much, or a twentieth, does not."""
-    value, ends = figure.value, (figure.low, figure.high)
-    if not is_number(value):
-        return False
-    return (
-        value <= 0
-        or not all(map(is_number, ends))
-        or (value / _FAR_BELOW <= ends[0] <= ends[1] <= _FAR_ABOVE * value)
-    )
 
 
 def find_spread(figure: Figure) -> float:
@@ -55,9 +43,10 @@ def find_spread(figure: Figure) -> float:
 
 
 def is_uneven(figure: Figure) -> bool:
-    """Return whether one bound is so much farther from the value than the other that both must be said."""
+    """Return whether both bounds must be said: one is much farther away, or `±` would reach below nothing."""
     near, far = sorted((figure.value - figure.low, figure.high - figure.value))
-    return find_spread(figure) >= _WIDE and far > _UNEVEN * near
+    spread = find_spread(figure)
+    return spread >= _MOST_SPREAD or (spread >= _WIDE and far > _UNEVEN * near)
 
 
 def format_spread(figure: Figure) -> str:
@@ -87,7 +76,7 @@ def say_figure(figure: Figure | None, unit: str) -> str:
 
 
 def _say_spread(figure: Figure, unit: str) -> str:
-    if not is_known(figure):
+    if not figure.is_known:
         return "unknown"
     spread = f"({say_bounds(figure, unit)})" if is_uneven(figure) else format_spread(figure)
     return f"{say_value(figure.value, unit)} {spread}".rstrip()
@@ -104,7 +93,7 @@ def short_time(figure: Figure, *, has_spread: bool = True) -> str:
         return "never" if figure.value == float("inf") else "unknown"
     if figure.value <= 0:
         return "-"
-    if not is_known(figure):
+    if not figure.is_known:
         return f"unknown{mark(figure)}"
     text = format_duration(figure.value)
     if has_spread and is_uneven(figure):

@@ -187,9 +187,16 @@ def list_unfit(plan: Plan) -> dict[str, str]:
 def say_pays(way: Way, plan: Plan) -> str:
     if plan.ways and way is plan.ways[0]:
         return "-"  # it is what the others are held against
+    if not _is_compared(way, plan):
+        return "unknown"
     if not is_number(way.pays_after) or way.pays_after > 9_999:
         return "never"
     return f"epoch {format_number(max(1, math.ceil(way.pays_after)))}"
+
+
+def _is_compared(way: Way, plan: Plan) -> bool:
+    """Return whether the whole runs of a way and of reading in place are known well enough to compare."""
+    return all(one.total_s.is_known or not is_number(one.total_s.value) for one in (way, *plan.ways[:1]))
 
 
 def list_columns(plan: Plan, *, is_full: bool, has_spread: bool) -> list[Column]:
@@ -207,7 +214,7 @@ def list_columns(plan: Plan, *, is_full: bool, has_spread: bool) -> list[Column]
             (("", "memory"), lambda way: _short_bytes(way.memory_bytes)),
         ]
     if is_full and plan.node.gpus:
-        columns.append((("GPU hours", "saved"), lambda way: _short_hours(way.gpu_hours_saved)))
+        columns.append((("GPU hours", "saved"), lambda way: _short_hours(way, plan)))
     return [*columns, (("", "limit"), lambda way: way.limit)]
 
 
@@ -215,8 +222,9 @@ def _short_bytes(figure: Figure) -> str:
     return f"{format_bytes(figure.value)}{mark(figure)}" if figure.value > 0 else "-"
 
 
-def _short_hours(figure: Figure) -> str:
-    if not is_number(figure.value):
+def _short_hours(way: Way, plan: Plan) -> str:
+    figure = way.gpu_hours_saved
+    if not is_number(figure.value) or not _is_compared(way, plan):
         return "unknown"
     hours = round(figure.value, 1 if abs(figure.value) < 10 else 0)
     return f"{format_number(hours)}{mark(figure)}" if hours else "-"
