@@ -240,14 +240,16 @@ def test_a_file_of_a_folder_index_that_is_gone_or_short_at_the_source_is_one_sam
     index(server.folder / "s")
     (server.folder / "s" / "cat" / "03.jpg").unlink()
     os.truncate(server.folder / "s" / "cat" / "05.jpg", 100)
-    source = open_pack(f"{server.url}/s", patience=QUICK)
+    source = open_pack(f"{server.url}/s.index", patience=QUICK)
     options = {"image": RandomResizedCrop(8), "fields": ("key", "image"), "output": "numpy"}
     with Loader(source, 4, on_bad_sample="skip", **options) as loader:
         keys = {key for keys, _ in loader for key in keys}
         assert len(keys) == 28
         assert not {"cat/03", "cat/05"} & keys
         (server.folder / "s").rename(server.folder / "gone")
-        with pytest.raises(StorageError, match=r"/s is gone: it has no pack\.json any more"):
+        with pytest.raises(
+            StorageError, match=r"the files of .*/s\.index are gone: 8 were looked for, and none is there"
+        ):
             list(loader)
     source.close()
 

@@ -46,6 +46,7 @@ from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
 # What a copy that was deleted, cut short or overwritten looks like to the kernel.
 _LOST = (Status.UNREADABLE, Status.CUT_SHORT)
 SPOILT = (*_LOST, Status.CRC_MISMATCH, Status.BAD_ENTRIES)
+_LOOKED_FOR = 8  # files of a folder, to tell one that is gone from one that lacks some
 
 
 class DamagedSamples:
@@ -460,7 +461,7 @@ class RemotePack(Pack):
             return True
         self._forget_asked(positions)
         if self._is_loose[self.locate(positions[bad])[0]].any():
-            self._check_source()
+            self._check_source(field)
         return super().turn_to_source(field, rows[near], positions[near], statuses[near])
 
     @staticmethod
@@ -473,15 +474,21 @@ class RemotePack(Pack):
             with self._lock:
                 self._asked_again -= self._mine(positions)
 
-    def _check_source(self) -> None:
+    def _check_source(self, field: str) -> None:
         """Raise StorageError where the folder of single files is gone, and not only some of them."""
-        try:
-            self.reader.measure(os.fsencode(FILE_NAME))
-        except NotFound as error:
+        some = np.unique(np.linspace(0, len(self) - 1, _LOOKED_FOR, dtype=np.int64))
+        rows, statuses = self.rows(some)
+        is_chosen = (statuses == Status.OK) & self._is_loose[self.locate(some)[0]]
+        pieces = self._pieces(field, self.ranges(field, rows, some), some, is_chosen)
+        for piece in pieces:
+            with contextlib.suppress(NotFound):
+                self.reader.measure(piece.file)
+                return
+        if pieces:
             raise StorageError(
-                f"{self.source} is gone: it has no {FILE_NAME} any more",
-                hint="when it is back, go on from the last state",
-            ) from error
+                f"the files of {self.source} are gone: {len(pieces)} were looked for, and none is there",
+                hint="when they are back, go on from the last state",
+            )
 
     def fetch_stats(self) -> FetchStats:
         """Return what came from where so far."""
