@@ -108,6 +108,8 @@ train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder(ROOT + "/val", fi
     assert '"val.pack"' in validation
     assert "shuffle=False" in validation
     assert "feedrate.Resize(32)" in validation
+    assert measured.tried.call is not None
+    assert measured.loop.asked[measured.tried.call.validates][1] > 0  # so that the gain counts it
 
 
 def test_a_subset_becomes_a_share_of_the_pack(tmp_path: Path, root: Path) -> None:

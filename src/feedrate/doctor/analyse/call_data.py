@@ -116,7 +116,7 @@ def fit_to_data(
         ):  # fmt: skip
             return _add(call, f"validation reads {named}: it needs a pack of its own")
         packs = ((place, TRAIN_PACK), (other.place, VALIDATION_PACK))
-        return _join(replace(call, packs=packs), other_call)
+        return _join(replace(call, packs=packs), other, other_call)
     chosen, held_out = facts.chosen, other.facts.chosen
     if chosen is None and facts.chooser:
         return replace(call, why_not=(
@@ -130,7 +130,9 @@ def fit_to_data(
         return _add(
             call, "the loaders' subsets share samples, or come from different ones: see feedrate split"
         )
-    return _join(call, other_call, split=(share_of(first, of), 1 if both == of else share_of(both, of)))
+    return _join(
+        call, other, other_call, split=(share_of(first, of), 1 if both == of else share_of(both, of))
+    )
 
 
 def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] | None) -> LoaderCall:
@@ -145,11 +147,12 @@ def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] |
     return _add(call, f"{found} was not read by then: validation needs a pack of its own")
 
 
-def _join(call: LoaderCall, other: LoaderCall, **more: Any) -> LoaderCall:
-    """Return a call with another one for validation beside it, and what that leaves out."""
-    options = {name: value for name, value in {**other.options, **more}.items() if name != "seed"}
-    left_out = [f"validation: {text}" for text in other.left_out if text not in call.left_out]
-    return _add(replace(call, validation=options), *left_out)
+def _join(call: LoaderCall, other: OtherLoader, its_call: LoaderCall, **more: Any) -> LoaderCall:
+    """Return a call with another loader's for validation beside it, and what that leaves out."""
+    options = {name: value for name, value in {**its_call.options, **more}.items() if name != "seed"}
+    left_out = [f"validation: {text}" for text in its_call.left_out if text not in call.left_out]
+    name = str(other.facts.loader.get("loader") or "")
+    return _add(replace(call, validation=options, validates=name), *left_out)
 
 
 def _add(call: LoaderCall, *sentences: str) -> LoaderCall:
