@@ -148,6 +148,22 @@ train(data, held_out, SubsetRandomSampler(order[:12].tolist()))
     assert not any("split=(0, 0.25)" in text for text in remedy.left_out)
 
 
+def test_an_unknown_crop_means_no_code_and_the_dataset_that_keeps_it(tmp_path: Path, root: Path) -> None:
+    body = """
+class Held: pass
+held = Held()
+held.tf, tf = tf, lambda image: held.tf(image)
+train(ImageFolder(ROOT + "/train", tf))
+"""
+    measured, remedy = examine(tmp_path, root, body)
+    assert remedy.code is None
+    assert "RandomResizedCrop was timed" in (remedy.note or "")
+    decoder = decode_faster(measured)
+    assert decoder is not None
+    assert "feedrate.Dataset('PACK', transform=...)" in (decoder.change or "")
+    assert "no code is given" not in (decoder.note or "")
+
+
 def test_a_sampler_of_the_scripts_own_beside_validation_on_the_same_files_gets_no_code(
     tmp_path: Path, root: Path
 ) -> None:

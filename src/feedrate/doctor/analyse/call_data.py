@@ -94,7 +94,7 @@ def fit_to_data(
         other_call: the Loader that the first of them becomes, where it is known.
     """
     if why := name_difference(facts, place):
-        return replace(call, why_not=why)
+        return replace(call, why_not=why, reads_others=True)
     if place.samples is None and facts.samples is not None:
         call = _add(
             call, f"the images were not counted: the pack must have the script's {facts.samples:,} samples"
@@ -119,7 +119,7 @@ def fit_to_data(
         return _join(replace(call, packs=packs), other, other_call)
     chosen, held_out = facts.chosen, other.facts.chosen
     if chosen is None and facts.chooser:
-        return replace(call, why_not=(
+        return replace(call, reads_others=True, why_not=(
             f"no code is given: {facts.chooser} chooses the script's samples, and another loader of the run "
             f"reads {place.folder}, too: a Loader without split= would take its samples as well"
         ))  # fmt: skip

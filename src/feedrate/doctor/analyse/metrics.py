@@ -111,6 +111,7 @@ class LoaderCall:
             loader that it takes the place of.
         packs: the places to pack and the packs' names; empty: the training's place, as PACK.
         why_not: why this is no code for the script's samples; empty: it is.
+        reads_others: because a pack of the place has other samples than the script's dataset.
     """
 
     options: Mapping[str, Any]
@@ -120,6 +121,7 @@ class LoaderCall:
     validates: str = ""
     packs: tuple[tuple[Place, str], ...] = ()
     why_not: str = ""
+    reads_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)

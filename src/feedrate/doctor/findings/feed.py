@@ -126,7 +126,7 @@ def _validating_less_s(m: Measured, trial: LoaderTrial) -> float:
     """Return the time per step that validation takes less with the Loader that is written for it."""
     call, steps, all_s = m.tried.call, len(m.loop.steps), m.loop.per_step("validation")
     waited_s, samples = m.loop.asked.get(call.validates, (0.0, 0)) if call is not None else (0.0, 0)
-    if call is None or call.validation is None or not samples:
+    if call is None or call.validation is None or call.why_not or not samples:
         return 0.0
     # What was tried are the training's crops; validation decodes whole images.
     crops = isinstance(call.options.get("image"), RandomResizedCrop)

@@ -450,7 +450,7 @@ def decode_faster(m: Measured) -> Remedy | None:
 def _say_use(m: Measured, *, needs_depth: bool) -> str | None:
     """Return the lines that read the pack; None: they would read other samples than the script does."""
     call = m.tried.call
-    if call is not None and call.why_not:
+    if call is not None and call.reads_others:
         return None
     more = "..., depth=(LOW, HIGH)" if needs_depth else "..."
     split = call.options.get("split") if call is not None else None
@@ -485,7 +485,7 @@ def normalise_images(m: Measured) -> Remedy | None:
 def _warn_of_more(m: Measured) -> str:
     """Say where a pack of the folder has other samples than the script's dataset."""
     call = m.tried.call
-    return f"{call.why_not}; " if call is not None and call.why_not else ""
+    return f"{call.why_not}; " if call is not None and call.reads_others else ""
 
 
 def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
