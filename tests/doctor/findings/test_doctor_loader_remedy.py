@@ -108,6 +108,27 @@ def test_a_recognised_call_is_the_code_and_no_line_is_guessed(tmp_path: Path) ->
     assert (remedy.code, remedy.left_out, remedy.change) == ("loader = 1\n", ("a flip",), None)
 
 
+def test_what_a_library_does_and_a_loader_does_not_is_counted_and_no_reason_against_it(
+    tmp_path: Path,
+) -> None:
+    """RandAugment, 28 of 98 ms a batch: in one thread beside the Loader it is the limit."""
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    parts = {"decode:PIL": (70.0, 0.0), "transform:RandAugment": (28.0, 0.0)}
+    loop.fetches(200, 20, cpu=100, parts=parts).write(tmp_path)
+    loop.main.write(tmp_path)
+    measured, _ = judge(tmp_path, HERE, trial=TRIAL)
+    call = LoaderCall({}, "loader = 1\n", (), dropped=("RandAugment",))
+    remedy = replace_loader(replace(measured, tried=replace(measured.tried, call=call)))
+    assert remedy is not None
+    assert remedy.code == "loader = 1\n"
+    assert 1.4 < remedy.predicted_speedup < 2.2  # of 5 without it
+    assert "RandAugment, 3.50 ms a sample, counts as done in one thread beside it" in (remedy.note or "")
+    unknown = replace_loader(measured)
+    assert unknown is not None
+    assert "code of your own (RandAugment)" in (unknown.note or "")
+
+
 def validated(folder: Path, wait: float) -> Measured:
     """Measure steps of 50 ms; after ten, four batches of validation that take `wait` and 5 ms each."""
     loop = FakeLoop(workers=2)

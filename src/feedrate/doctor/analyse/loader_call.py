@@ -126,7 +126,8 @@ def recognise_call(
     if on_gpu:
         options["device"] = "cuda"
     left_out = tuple(dict.fromkeys(draft.left_out))
-    return LoaderCall(options, write_code(options), left_out, why_not=why_not)
+    code, dropped = write_code(options), tuple(dict.fromkeys(draft.dropped))
+    return LoaderCall(options, code, left_out, dropped=dropped, why_not=why_not)
 
 
 def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft) -> list[Step]:

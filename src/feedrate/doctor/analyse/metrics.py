@@ -110,6 +110,7 @@ class LoaderCall:
         validation: the arguments of a second Loader, for validation; `validates`: the name of the script's
             loader that it takes the place of.
         packs: the places to pack and the packs' names; empty: the training's place, as PACK.
+        dropped: names of libraries' operations that it has not.
         why_not: why this is no code for the script's samples; empty: it is.
         reads_others: because a pack of the place has other samples than the script's dataset.
     """
@@ -120,6 +121,7 @@ class LoaderCall:
     validation: Mapping[str, Any] | None = None
     validates: str = ""
     packs: tuple[tuple[Place, str], ...] = ()
+    dropped: tuple[str, ...] = ()
     why_not: str = ""
     reads_others: bool = False
 

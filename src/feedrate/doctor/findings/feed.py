@@ -153,12 +153,20 @@ def _other_transforms(m: Measured, sample: SampleCost) -> dict[str, float]:
     }
 
 
+def _dropped(m: Measured, sample: SampleCost) -> dict[str, float]:
+    """Return the CPU time a sample of libraries' operations that the code to paste does not have, by name."""
+    names = m.tried.call.dropped if m.tried.call is not None else ()
+    return {name: s for name, s in _other_transforms(m, sample).items() if name in names}
+
+
 def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
     """Return what a sample costs in code of the user's own, and the name of the most of it.
 
-    Transforms that are known by name, and what is more than a dataset does for every sample.
+    Transforms that are known by name, and what is more than a dataset does for every sample. What a library
+    does, and the code leaves out by name, is not the user's.
     """
-    named = _other_transforms(m, sample)
+    dropped = _dropped(m, sample)
+    named = {name: s for name, s in _other_transforms(m, sample).items() if name not in dropped}
     plain_s = _PLAIN_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
     plain_s += _FREED_SHARE * sample.kind("decode").cpu_s
     helpers_s = m.samples.helpers_s
@@ -195,6 +203,9 @@ def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, 
     said += [f"{trial.images_per_s:,.0f} images/s on {on}, tried with {trial.images} of these files"]
     if call is not None and call.validation is not None and _validating_less_s(m, trial):
         said.append("validation with a Loader of its own is counted")
+    if dropped := _dropped(m, sample):
+        took = format_seconds(sum(dropped.values()))
+        said.append(f"{', '.join(dropped)}, {took} a sample, counts as done in one thread beside it")
     if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:
