@@ -112,6 +112,12 @@ train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder(ROOT + "/val", fi
     assert measured.loop.asked[measured.tried.call.validates][1] > 0  # so that the gain counts it
 
 
+def test_validation_that_was_not_reached_has_its_command(tmp_path: Path, root: Path) -> None:
+    _, remedy = examine(tmp_path, root, 'train(ImageFolder(ROOT + "/train", tf))')
+    assert remedy.command == f"feedrate pack {root}/train PACK"
+    assert any(f"feedrate pack {root}/val val.pack" in text for text in remedy.left_out)
+
+
 def test_a_subset_becomes_a_share_of_the_pack(tmp_path: Path, root: Path) -> None:
     body = 'train(Subset(ImageFolder(ROOT + "/train", tf), range(12)))'
     measured, remedy = examine(tmp_path, root, body)

@@ -8,6 +8,7 @@ ones without a word, is not given.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -144,7 +145,8 @@ def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] |
     found = next((one for one in beside if os.path.isdir(one)), None)
     if found is None:
         return call
-    return _add(call, f"{found} was not read by then: validation needs a pack of its own")
+    command = f"feedrate pack {shlex.quote(found)} {VALIDATION_PACK}"
+    return _add(call, f"{found} was not read by then: for validation {command}, and a Loader of that")
 
 
 def _join(call: LoaderCall, other: OtherLoader, its_call: LoaderCall, **more: Any) -> LoaderCall:
