@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feedrate import RandomErasing, RandomResizedCrop
 from feedrate.doctor.analyse.loader_call import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
-from feedrate.doctor.results import Diagnosis, HotLine, Remedy
+from feedrate.doctor.results import Diagnosis, HotLine, Remedy, TimeShare
 from feedrate.report import doctor_words as words
 from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
@@ -291,6 +291,18 @@ def test_the_reason_why_something_gives_nothing_is_not_cut_off() -> None:
     useless = Remedy("speed-up-loop", title, 1.01, 1.0, 1.02)
     drawn = draw_diagnosis(replace(make_storage_bound(), remedies=(useless,)))
     assert "1.01x predicted" in drawn
+
+
+def test_a_place_is_its_file_and_line_however_deep_its_folder_is() -> None:
+    place = f"{'/data/project' * 9}/train.py:62"
+    diagnosis = make_storage_bound()
+    shares = (TimeShare("waiting for the device", 0.01, 0.2, detail=f"item {place}"),)
+    reasons = replace(diagnosis.findings[0], evidence=(f"augment ({place}) has 77% of the looks: y = 1",))
+    remedy = Remedy("speed-up-loop", f"leave out of the training loop: f ({place})", 2.0, 1.8, 2.2)
+    text = draw_diagnosis(replace(diagnosis, split=shares, findings=(reasons,), remedies=(remedy,)))
+    assert "  item train.py:62\n" in text
+    assert "augment (train.py:62) has 77% of the looks: y = 1" in text
+    assert "leave out of the training loop: f (train.py:62)" in text
 
 
 def test_the_line_that_has_most_of_the_workers_time_stands_in_the_short_report() -> None:

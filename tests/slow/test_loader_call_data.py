@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from feedrate.cli import main
-from feedrate.doctor.analyse.data_folders import LoaderFacts, find_place
+from feedrate.doctor.analyse.data_folders import LoaderFacts, find_place, share_of
 from feedrate.doctor.analyse.machine import read_machine
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.examine import measure_run
 from feedrate.doctor.findings.feed import replace_loader
+from feedrate.doctor.findings.loader import decode_faster
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.results import Remedy
 from support.hooked import PREAMBLE, run_script
@@ -28,7 +29,7 @@ SCRIPT = f"""{PREAMBLE}
 sys.path.append({str(TESTS / "lookalikes")!r})
 import csv
 from PIL import Image
-from torch.utils.data import Subset, random_split
+from torch.utils.data import Sampler, Subset, SubsetRandomSampler, random_split
 from torchvision import transforms as T
 from torchvision.datasets import ImageFolder
 ROOT = sys.argv[1]
@@ -48,8 +49,8 @@ class Rows(Dataset):  # of a table, those of these folds
         with Image.open(self.folder + "/" + row["photo"]) as image:
             return tf(image.convert("RGB")), int(row["fold"])
 
-def train(data, validation=None):
-    loader = DataLoader(data, batch_size=4, shuffle=True)
+def train(data, validation=None, sampler=None):
+    loader = DataLoader(data, batch_size=4, shuffle=sampler is None, sampler=sampler)
     for _ in range(6):
         for images, labels in loader:
             nn.functional.cross_entropy(model(images), labels).backward()
@@ -77,6 +78,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def _no_share_of_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long the script's own code takes is judged elsewhere: here the machine may be busy."""
+    monkeypatch.setattr("feedrate.doctor.findings.feed._OWN_SHARE", 1.0)
+
+
 def examine(tmp_path: Path, root: Path, body: str) -> tuple[Measured, Remedy]:
     run = run_script(tmp_path, SCRIPT + body, str(root))
     assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
@@ -101,14 +108,92 @@ train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder(ROOT + "/val", fi
     assert '"val.pack"' in validation
     assert "shuffle=False" in validation
     assert "feedrate.Resize(32)" in validation
+    assert measured.tried.call is not None
+    assert measured.loop.asked[measured.tried.call.validates][1] > 0  # so that the gain counts it
+
+
+def test_validation_that_was_not_reached_has_its_command(tmp_path: Path, root: Path) -> None:
+    _, remedy = examine(tmp_path, root, 'train(ImageFolder(ROOT + "/train", tf))')
+    assert remedy.command == f"feedrate pack {root}/train PACK"
+    assert any(f"feedrate pack {root}/val val.pack" in text for text in remedy.left_out)
 
 
 def test_a_subset_becomes_a_share_of_the_pack(tmp_path: Path, root: Path) -> None:
     body = 'train(Subset(ImageFolder(ROOT + "/train", tf), range(12)))'
-    _, remedy = examine(tmp_path, root, body)
+    measured, remedy = examine(tmp_path, root, body)
     assert remedy.code is not None
     assert "split=(0, 0.75)" in remedy.code
     assert any("split=(0.75, 1)" in text for text in remedy.left_out)
+    decoder = decode_faster(measured)
+    assert decoder is not None
+    assert "feedrate.Dataset('PACK', split=(0, 0.75), transform=...)" in (decoder.change or "")
+
+
+def test_indices_in_an_array_become_a_share_too(tmp_path: Path, root: Path) -> None:
+    body = 'train(Subset(ImageFolder(ROOT + "/train", tf), np.random.permutation(16)[:12]))'
+    _, remedy = examine(tmp_path, root, body)
+    assert "split=(0, 0.75)" in (remedy.code or "")
+
+
+@pytest.mark.parametrize(("samples", "of"), [(107, 160), (2, 3), (1_231_167, 1_281_167), (1, 1_281_167)])
+def test_a_share_is_exactly_the_number_of_samples(samples: int, of: int) -> None:
+    assert round(share_of(samples, of) * of) == samples  # as Loader cuts a pack
+
+
+def test_samplers_of_a_part_each_become_shares_of_one_pack(tmp_path: Path, root: Path) -> None:
+    body = """
+data, order = ImageFolder(ROOT + "/train", tf), torch.randperm(16)
+held_out = DataLoader(data, batch_size=2, sampler=SubsetRandomSampler(order[12:]))
+train(data, held_out, SubsetRandomSampler(order[:12].tolist()))
+"""
+    _, remedy = examine(tmp_path, root, body)
+    assert remedy.command == f"feedrate pack {root}/train PACK"
+    training, _, validation = (remedy.code or "").partition("validation_loader = feedrate.Loader(")
+    assert "split=(0, 0.75)" in training
+    assert "split=(0.75, 1)" in validation
+    assert not any("split=(0, 0.25)" in text for text in remedy.left_out)
+
+
+def test_an_unknown_crop_means_no_code_and_the_dataset_that_keeps_it(tmp_path: Path, root: Path) -> None:
+    body = """
+class Held: pass
+held = Held()
+held.tf, tf = tf, lambda image: held.tf(image)
+train(ImageFolder(ROOT + "/train", tf))
+"""
+    measured, remedy = examine(tmp_path, root, body)
+    assert remedy.code is None
+    assert "RandomResizedCrop was timed" in (remedy.note or "")
+    decoder = decode_faster(measured)
+    assert decoder is not None
+    assert "feedrate.Dataset('PACK', transform=...)" in (decoder.change or "")
+    assert "no code is given" not in (decoder.note or "")
+
+
+def test_a_sampler_of_the_scripts_own_beside_validation_on_the_same_files_gets_no_code(
+    tmp_path: Path, root: Path
+) -> None:
+    body = """
+class Fold(Sampler):
+    def __iter__(self): return iter(range(12))
+    def __len__(self): return 12
+data = ImageFolder(ROOT + "/train", tf)
+train(data, DataLoader(Subset(data, range(12, 16))), Fold())
+"""
+    measured, remedy = examine(tmp_path, root, body)
+    assert remedy.code is None
+    assert "Fold chooses the script's samples" in (remedy.note or "")
+    decoder = decode_faster(measured)
+    assert decoder is not None
+    assert decoder.change is None
+
+
+def test_images_that_were_not_counted_leave_the_comparison_to_the_user(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedrate.doctor.analyse.data_folders._COUNTING_S", -1.0)
+    _, remedy = examine(tmp_path, root, 'train(ImageFolder(ROOT + "/train", tf))')
+    assert "the images were not counted: the pack must have the script's 16 samples" in remedy.left_out
 
 
 def test_a_dataset_of_other_samples_than_the_folder_gets_no_code(tmp_path: Path, root: Path) -> None:
@@ -124,14 +209,14 @@ train(data)
 
 
 def test_two_roots_get_a_pack_and_a_loader_each(tmp_path: Path, root: Path) -> None:
-    outside = tmp_path / "other photos"
+    others = tmp_path / "other photos"
     for number in range(4):
-        save_image(outside / f"{number % 2}" / f"{number}.jpg", number, width=64, height=64)
+        save_image(others / f"{number % 2}" / f"{number}.jpg", number, width=64, height=64)
     body = f"""
-train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder({str(outside)!r}, fixed), batch_size=2))
+train(ImageFolder(ROOT + "/train", tf), DataLoader(ImageFolder({str(others)!r}, fixed), batch_size=2))
 """
     _, remedy = examine(tmp_path, root, body)
-    assert remedy.command == f"feedrate pack {root}/train train.pack && feedrate pack '{outside}' val.pack"
+    assert remedy.command == f"feedrate pack {root}/train train.pack && feedrate pack '{others}' val.pack"
     assert remedy.code is not None
     assert '"val.pack"' in remedy.code
 
@@ -175,14 +260,14 @@ def test_a_table_that_the_script_read_labels_a_flat_folder(
 
 
 def test_files_below_no_folder_but_the_root_name_a_placeholder(tmp_path: Path, root: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as outside:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as second:
         for number in range(4):
-            save_image(Path(outside) / f"{number}.jpg", number, width=640, height=480, quality=95)
+            save_image(Path(second) / f"{number}.jpg", number, width=640, height=480, quality=95)
         body = f"""
 class Both(Rows):
     def __init__(self): super().__init__(ROOT + "/rows.csv", ROOT + "/flat")
     def __getitem__(self, index):
-        Image.open({outside!r} + f"/{{index % 4}}.jpg").load()
+        Image.open({second!r} + f"/{{index % 4}}.jpg").load()
         return super().__getitem__(index)
 train(Both())
 """

@@ -135,7 +135,11 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
 def _share(one: TimeShare, width: int) -> str:
     room = _BAR - width
     halves = round(2 * room * words.clamp(one.share))
-    bar, detail, idle = "█" * (halves // 2) + "▌" * (halves % 2), clean(one.detail), one.exposed_s_per_step
+    bar, detail, idle = (
+        "█" * (halves // 2) + "▌" * (halves % 2),
+        words.without_folders(one.detail),
+        one.exposed_s_per_step,
+    )
     if is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
         exposed = round(len(bar) * words.clamp(idle / one.seconds_per_step))
@@ -174,7 +178,7 @@ def _hottest(diagnosis: Diagnosis, most: int) -> list[str]:
         return []
     if any(hot.place in text for text, _ in _fit_evidence(diagnosis.findings, most)):
         return []
-    place = clean(hot.place.rpartition("/")[2])
+    place = words.without_folders(hot.place)
     source = f": {clean(hot.source)}" if hot.source else ""
     return _line(
         "hot line", _shorten(f"{words.share(hot.share)} of the workers' time: {place}{source}", _WIDTH)
@@ -189,7 +193,9 @@ def _fit_evidence(findings: Sequence[Finding], most: int) -> Iterator[tuple[str,
     """Yield the evidence for which there is room, each with its lines."""
     label = "why"
     for text in findings[0].evidence if findings else ():
-        lines = _wrap(clean(text), first=f"{label:<{_LABEL - 2}}- ", rest=" " * _LABEL, lines=2)
+        lines = _wrap(
+            words.without_folders(text), first=f"{label:<{_LABEL - 2}}- ", rest=" " * _LABEL, lines=2
+        )
         most -= len(lines)
         if most < 0:
             return
@@ -219,7 +225,7 @@ def _cures(remedies: Sequence[Remedy]) -> list[str]:
 
 
 def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
-    text = clean(one.title)
+    text = words.without_folders(one.title)
     if one.basis == "measured":
         text += " (tried)"
     if one.next_bottleneck:

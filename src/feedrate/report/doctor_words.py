@@ -8,6 +8,7 @@ measured: nothing here raises on either.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from feedrate.doctor.results import Curve, Diagnosis, Finding, Remedy, RunFacts
@@ -77,6 +78,14 @@ def reason(one: Finding, findings: Iterable[Finding]) -> str:
     """Return `, explained by CODE` where a finding before it is the reason."""
     code = next((other.code for other in findings if one.code in other.explains), None)
     return f", explained by {clean(code)}" if code else ""
+
+
+_FOLDERS = re.compile(r"/(?:[^/()\s]+/)+(?=[^/():\s]+:\d)")
+
+
+def without_folders(text: str) -> str:
+    """Return text with places as file name and line: folders are long, and stand in the whole report."""
+    return _FOLDERS.sub("", clean(text))
 
 
 def named(name: str, value: float | int | str | None) -> str:

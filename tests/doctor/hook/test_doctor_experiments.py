@@ -189,3 +189,21 @@ def test_training_whose_only_epoch_leaves_no_room_ends_by_itself_and_says_why(tm
     assert run.output == "after the loop\n"
     facts = [(fact["steps"], fact["left"], fact["needed"]) for fact in run.of("no-room")]
     assert facts == [(STEPS, 5, 23)]
+
+
+def test_a_loop_that_counts_and_fails_behind_its_epoch_is_said_to(tmp_path: Path) -> None:
+    """timm's divides by the steps that are left to accumulate."""
+    run = run_script(
+        tmp_path,
+        """
+        loader = DataLoader(Numbers(), batch_size=20, shuffle=True)
+        for epoch in range(100):
+            for step, (x, y) in enumerate(loader):
+                train(x, y)
+                step % (step < len(loader))
+        """,
+        settings={"try_workers": [1], "experiment_seconds": 0.5},
+    )
+    why = {fact["phase"]: fact["why"] for fact in run.of("skipped")}
+    assert "past the last batch of its epoch: ZeroDivisionError" in why[layout.TRIAL]
+    assert run.of("end")[-1]["how"] == "experiments"

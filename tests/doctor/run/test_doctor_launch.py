@@ -36,14 +36,14 @@ sys.exit(observed.exit_code)
 """
 # Counts the signals that reach it; SIGUSR1 ends it. Says when it is ready.
 COUNTING = """
-import signal, sys
+import signal, sys, time
 seen = []
 for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"):
     signal.signal(getattr(signal, name), lambda n, _: (seen.append(n), print("got", n, flush=True)))
 signal.signal(signal.SIGUSR1, lambda *_: (print("seen", *seen, flush=True), sys.exit(7)))
 print("ready", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)  # a signal just before pause() would be heard at the next one
 """
 # Starts a child that outlives it, and dies. The child's number and start go to the file that is named.
 LEAVING = """
@@ -267,7 +267,7 @@ def test_ctrl_c_on_a_real_terminal_reaches_the_command_once() -> None:
 
 
 def test_an_interrupt_ends_the_command_and_the_doctor_goes_on_to_its_report() -> None:
-    code = "import signal; print('ready', flush=True); signal.pause()"
+    code = "import time; print('ready', flush=True)\nwhile True: time.sleep(0.05)"
     with doctor_in_a_process(sys.executable, "-c", code) as doctor:
         assert read_line(doctor) == "ready"
         os.killpg(doctor.pid, signal.SIGINT)

@@ -8,11 +8,19 @@ ones without a word, is not given.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_place, list_images, list_opened
+from feedrate.doctor.analyse.data_folders import (
+    LoaderFacts,
+    Place,
+    find_place,
+    list_images,
+    list_opened,
+    share_of,
+)
 from feedrate.doctor.analyse.metrics import LoaderCall
 from feedrate.doctor.analyse.records import Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -87,13 +95,20 @@ def fit_to_data(
         other_call: the Loader that the first of them becomes, where it is known.
     """
     if why := name_difference(facts, place):
-        return replace(call, why_not=why)
+        return replace(call, why_not=why, reads_others=True)
+    if place.samples is None and facts.samples is not None:
+        call = _add(
+            call, f"the images were not counted: the pack must have the script's {facts.samples:,} samples"
+        )
     if place.is_unlabelled:
         call = _add(
             call, f"labels: {place.folder} has no class folders; TABLE is a .csv of file names and labels"
         )
     if not others:
-        return _without_validation(call, place.folder, facts.share)
+        return _without_validation(call, place.folder, facts.chosen)
+    for more in others[1:]:
+        named = more.place.folder or "images of another place"
+        call = _add(call, f"another loader of the run reads {named}: it is left as it is")
     other = others[0]
     if (other.place.folder, other.place.table) != (place.folder, place.table):
         named = other.place.folder or "images of another place"
@@ -102,34 +117,44 @@ def fit_to_data(
         ):  # fmt: skip
             return _add(call, f"validation reads {named}: it needs a pack of its own")
         packs = ((place, TRAIN_PACK), (other.place, VALIDATION_PACK))
-        return _join(replace(call, packs=packs), other_call)
-    share, other_share = facts.share, other.facts.share
-    if share is None or other_share is None or other_call is None:
+        return _join(replace(call, packs=packs), other, other_call)
+    chosen, held_out = facts.chosen, other.facts.chosen
+    if chosen is None and facts.chooser:
+        return replace(call, reads_others=True, why_not=(
+            f"no code is given: {facts.chooser} chooses the script's samples, and another loader of the run "
+            f"reads {place.folder}, too: a Loader without split= would take its samples as well"
+        ))  # fmt: skip
+    if chosen is None or held_out is None or other_call is None:
         return _add(call, f"another loader of the run reads {place.folder}, too: it is left as it is")
-    if share + other_share > 1.001:
+    (first, of), both = chosen, chosen[0] + held_out[0]
+    if both > of or held_out[1] != of:
         return _add(
             call, "the loaders' subsets share samples, or come from different ones: see feedrate split"
         )
-    end = 1 if share + other_share > 0.999 else round(share + other_share, 4)
-    return _join(call, other_call, split=(share, end))
+    return _join(
+        call, other, other_call, split=(share_of(first, of), 1 if both == of else share_of(both, of))
+    )
 
 
-def _without_validation(call: LoaderCall, folder: str, share: float | None) -> LoaderCall:
-    if share is not None:
-        return _add(call, f"validation, where the script has some, takes the rest: split=({share}, 1)")
+def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] | None) -> LoaderCall:
+    if chosen is not None:
+        rest = f"split=({share_of(*chosen)}, 1)"
+        return _add(call, f"validation, where the script has some, takes the rest: {rest}")
     above, name = os.path.split(folder)
     beside = [os.path.join(above, one) for one in _BESIDE_TRAINING] if name.startswith("train") else []
     found = next((one for one in beside if os.path.isdir(one)), None)
     if found is None:
         return call
-    return _add(call, f"{found} was not read by then: validation needs a pack of its own")
+    command = f"feedrate pack {shlex.quote(found)} {VALIDATION_PACK}"
+    return _add(call, f"{found} was not read by then: for validation {command}, and a Loader of that")
 
 
-def _join(call: LoaderCall, other: LoaderCall, **more: Any) -> LoaderCall:
-    """Return a call with another one for validation beside it, and what that leaves out."""
-    options = {name: value for name, value in {**other.options, **more}.items() if name != "seed"}
-    left_out = [f"validation: {text}" for text in other.left_out if text not in call.left_out]
-    return _add(replace(call, validation=options), *left_out)
+def _join(call: LoaderCall, other: OtherLoader, its_call: LoaderCall, **more: Any) -> LoaderCall:
+    """Return a call with another loader's for validation beside it, and what that leaves out."""
+    options = {name: value for name, value in {**its_call.options, **more}.items() if name != "seed"}
+    left_out = [f"validation: {text}" for text in its_call.left_out if text not in call.left_out]
+    name = str(other.facts.loader.get("loader") or "")
+    return _add(replace(call, validation=options, validates=name), *left_out)
 
 
 def _add(call: LoaderCall, *sentences: str) -> LoaderCall:

@@ -59,6 +59,7 @@ class Draft:
 
     def __init__(self, images: BatchImages) -> None:
         self.left_out: list[str] = []
+        self.dropped: list[str] = []  # operations of libraries
         self._seen = images
         self._image: ImageOp | None = None
         self._short: Step | None = None  # a resize of the shorter side that waits for its crop
@@ -91,6 +92,8 @@ class Draft:
         if take is None or step.values.get("interpolation", "") is None:
             why = _OWN if step.is_own else "feedrate.Loader has no such operation"
             self.leave(f"{step.name} is not carried over: {why}")
+            if not step.is_own:
+                self.dropped.append(step.name)
             return
         try:
             take(step)

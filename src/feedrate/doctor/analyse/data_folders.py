@@ -24,7 +24,7 @@ from feedrate.prelist import IMAGE_SUFFIXES
 Fact = Mapping[str, Any]
 _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
-_SUBSET = "torch.utils.data.dataset.Subset"
+_SUBSET, _SUBSET_SAMPLER = "torch.utils.data.dataset.Subset", "torch.utils.data.sampler.SubsetRandomSampler"
 _COUNTING_S = 5.0  # the images of a folder: what takes longer stays uncounted
 
 
@@ -91,15 +91,24 @@ class LoaderFacts:
         return [one for one in self.pipeline.get("layers") or () if isinstance(one, Mapping)]
 
     @property
-    def share(self) -> float | None:
-        """Return the share of its dataset that a Subset has; None: it is none, or of an unknown number."""
-        return find_share(self.pipeline)
+    def chosen(self) -> tuple[int, int] | None:
+        return find_chosen(self.pipeline)
 
     @property
     def samples(self) -> int | None:
         """Return how many samples a pack for this dataset has, that of a Subset whole; None: unknown."""
-        length = self.layers[0]["of"] if self.share is not None else self.loader.get("dataset_len")
+        length = self.chosen[1] if self.chosen is not None else self.loader.get("dataset_len")
         return length if isinstance(length, int) else None
+
+    @property
+    def chooser(self) -> str:
+        """Return the sampler that may leave samples out, nobody knows which share; empty: there is none."""
+        sampler = str((self.pipeline.get("sampler") or {}).get("class") or "")
+        kinds = [sampler, str(self.pipeline.get("batch_sampler") or "")]
+        own = [kind for kind in kinds if kind and not kind.startswith(("torch.utils.data.", "builtins."))]
+        if sampler == _SUBSET_SAMPLER and self.chosen is None:
+            own.append(sampler)
+        return next((kind.rpartition(".")[2] for kind in own), "")
 
     @property
     def has_labels(self) -> bool:
@@ -107,12 +116,25 @@ class LoaderFacts:
         return isinstance(form, (list, Mapping)) and len(form) > 1
 
 
-def find_share(pipeline: Fact) -> float | None:
+def find_chosen(pipeline: Fact) -> tuple[int, int] | None:
+    """Return how many samples a Subset or a sampler takes, and of how many; None: all, or unknown."""
     outer = next((one for one in pipeline.get("layers") or () if isinstance(one, Mapping)), {})
-    samples, of = outer.get("samples"), outer.get("of")
-    if outer.get("class") != _SUBSET or not isinstance(samples, int) or not isinstance(of, int):
-        return None
-    return round(samples / of, 4) if 0 < samples < of else None
+    found = []
+    for one in (outer, pipeline.get("sampler") or {}):
+        samples, of = one.get("samples"), one.get("of")
+        if (
+            one.get("class") in (_SUBSET, _SUBSET_SAMPLER)
+            and isinstance(samples, int)
+            and isinstance(of, int)
+        ):
+            found += [(samples, of)] if 0 < samples < of else []
+    return found[0] if len(found) == 1 else None
+
+
+def share_of(samples: int, of: int) -> float:
+    """Return the share for `split=` that is exactly so many samples, in as few digits as that takes."""
+    shares = (round(samples / of, digits) for digits in range(2, 16))
+    return next((share for share in shares if round(share * of) == samples), samples / of)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from feedrate.doctor.analyse.call_data import TRAIN_PACK, VALIDATION_PACK, OtherLoader, fit_to_data
 from feedrate.doctor.analyse.call_draft import BatchImages, Draft, find_images
-from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_share
+from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_chosen, share_of
 from feedrate.doctor.analyse.metrics import LoaderCall, Measured
 from feedrate.doctor.analyse.pillow_steps import read_pillow_steps
 from feedrate.doctor.analyse.transform_steps import (
@@ -35,6 +35,7 @@ _WIDTH = 78  # of 80 columns, indented
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
 # Above the code for gray of more than 8 bits: what a user may choose.
 _DEPTHS = '# depth: "uint16" keeps values, (low, high) scales a range, "clip" cuts at 255'
+_AS_MANY = "split= takes as many of the pack's samples, and not those that the script drew"
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
 
@@ -117,7 +118,7 @@ def recognise_call(
         draft.leave("OpenCV decodes to BGR; these are RGB")
     _take_labels(layers, draft, classes, is_pillow=bool(calls))
     _take_order(layers, pipeline, draft)
-    split = {} if (share := find_share(pipeline)) is None else {"split": (0, share)}
+    split = {} if (chosen := find_chosen(pipeline)) is None else {"split": (0, share_of(*chosen))}
     options = {**_loader_options(loader, batch, pipeline), **split, **draft.options()}
     fields = _take_form(batch, image, draft)
     if fields:
@@ -125,7 +126,8 @@ def recognise_call(
     if on_gpu:
         options["device"] = "cuda"
     left_out = tuple(dict.fromkeys(draft.left_out))
-    return LoaderCall(options, write_code(options), left_out, why_not=why_not)
+    code, dropped = write_code(options), tuple(dict.fromkeys(draft.dropped))
+    return LoaderCall(options, code, left_out, dropped=dropped, why_not=why_not)
 
 
 def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft) -> list[Step]:
@@ -253,13 +255,11 @@ def _named(described: Any) -> str:
 
 def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
     """Say which samples the run had and in which order, where a Loader has others."""
+    is_share = find_chosen(pipeline) is not None
     for layer in layers[:-1]:
         kind = str(layer.get("class"))
-        if layer is layers[0] and (share := find_share(pipeline)) is not None:
-            draft.leave(
-                f"Subset: split=(0, {share}) takes as many of the pack's samples, and not those that the "
-                "script drew"
-            )
+        if layer is layers[0] and kind.endswith(".Subset") and is_share:
+            draft.leave(f"Subset: {_AS_MANY}")
         elif kind.endswith(".Subset") and "samples" in layer:
             draft.leave(
                 f"Subset is not carried over: {layer['samples']:,} samples are used, and the pack has all "
@@ -274,7 +274,9 @@ def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
     sampler = pipeline.get("sampler") or {}
     module, _, name = str(sampler.get("class") or "").rpartition(".")
     is_plain = name in _TORCH_SAMPLERS and module.startswith("torch.utils.data")
-    if name == "WeightedRandomSampler":
+    if name == "SubsetRandomSampler" and is_share:
+        draft.leave(f"{name}: {_AS_MANY}")
+    elif name == "WeightedRandomSampler":
         draft.leave(
             'WeightedRandomSampler is not carried over: weights="balanced", or weights=[...] by sample'
         )

@@ -107,17 +107,23 @@ class LoaderCall:
         options: its keyword arguments, as objects.
         code: the same as text to paste: imports, the call, the head of the loop; lines of at most 78 columns.
         left_out: a sentence for each thing that the script does and this call does not, or does otherwise.
-        validation: the arguments of a second Loader, for the script's validation.
+        validation: the arguments of a second Loader, for validation; `validates`: the name of the script's
+            loader that it takes the place of.
         packs: the places to pack and the packs' names; empty: the training's place, as PACK.
+        dropped: names of libraries' operations that it has not.
         why_not: why this is no code for the script's samples; empty: it is.
+        reads_others: because a pack of the place has other samples than the script's dataset.
     """
 
     options: Mapping[str, Any]
     code: str
     left_out: tuple[str, ...]
     validation: Mapping[str, Any] | None = None
+    validates: str = ""
     packs: tuple[tuple[Place, str], ...] = ()
+    dropped: tuple[str, ...] = ()
     why_not: str = ""
+    reads_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)

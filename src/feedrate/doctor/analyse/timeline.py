@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median, variance
 
@@ -71,6 +71,7 @@ class Loop:
     epochs: int  # iterators of the training loader that began in the steps
     preparing_s: float  # per step, in the loop's own code before a batch is copied or goes forward
     has_optimizer: bool
+    asked: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # see _asked
     timed: tuple[_Interval, ...] = ()  # what is known by itself: parts of steps, and what is between steps
 
     @property
@@ -200,8 +201,19 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
         preparing_s=_preparing_s(process, phase, steps, parts),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
+        asked=_asked(process, waits[~is_ours & ~is_beside], window),
         timed=(*((s, e) for s, e, _ in parts), *between["validation"], *between["epoch-start"]),
     )
+
+
+def _asked(process: Process, waits: Records, window: _Interval) -> dict[str, tuple[float, int]]:
+    """Return the seconds that each of these loaders was waited for in all steps, and its samples."""
+    waits = waits[(waits["start"] >= window[0]) & (waits["start"] < window[1])]
+    asked = {}
+    for number in np.unique(waits["name"]):
+        mine = waits[waits["name"] == number]
+        asked[process.name(number)] = float(mine["wall"].sum()) * _NS, int(np.maximum(mine["a"], 0).sum())
+    return asked
 
 
 def _preparing_s(

@@ -150,7 +150,7 @@ def rank(
 def _make(
     entry: Entry, evidence: Evidence, share: float, explains: tuple[str, ...], remedies: Mapping[str, Remedy]
 ) -> Finding:
-    cures = [remedies[name] for name in entry.cures if name in remedies]
+    cures = [remedies[name] for name in (*evidence.cures, *entry.cures) if name in remedies]
     return Finding(
         code=entry.code,
         share=round(share, 4),

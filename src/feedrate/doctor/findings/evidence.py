@@ -34,6 +34,7 @@ class Evidence:
         share: of the run's time, what would be saved if the cause were gone.
         cause, title: stand in for the catalogue's words where this run tells more.
         weight: what it counts for in the order of findings, where that is not its share.
+        cures: names of remedies that cure it in this run, besides the catalogue's.
     """
 
     share: float
@@ -42,6 +43,7 @@ class Evidence:
     cause: str = ""
     weight: float | None = None
     title: str = ""
+    cures: tuple[str, ...] = ()
 
     @property
     def rank_by(self) -> float:

@@ -2,7 +2,7 @@
 """The remedy that takes the place of the whole `DataLoader`: a pack, and `feedrate.Loader` on all cores.
 
 What goes with the workers: collating, pickling, shared memory, pinning, their start. What stays: the device,
-validation, checkpoints, the loop's own Python; and reading, where it is storage that samples wait for.
+validation's computing, checkpoints, the loop's own Python; and reading, where samples wait for storage.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, Measured
 from feedrate.doctor.analyse.sample import SampleCost
 from feedrate.doctor.findings.evidence import copying_s, make_remedy
 from feedrate.doctor.results import Remedy
+from feedrate.loader.image import RandomResizedCrop
 from feedrate.loader.results import LoaderTrial
 from feedrate.model.pipeline import Pipeline, Prediction, around, predict_change
 from feedrate.units import format_bytes, format_seconds
@@ -43,6 +44,7 @@ _ON_DEVICE = frozenset({
 # Packing: 1.08 times the CPU of a scan and of tar, which takes 8 us a file and 1.1 ns a byte
 # (benchmarks/results/packing.json).
 _PACKING, _TAR_FILE_S, _TAR_BYTE_S = 1.08, 8e-6, 1.1e-9
+_CROPPED = 0.54  # of an image, what RandomResizedCrop takes on average
 _WAITED_FOR = 0.2  # of a sample's time: with less, reading is not what a Loader waits for
 _SMALL_BYTES = 1e6
 _READ_SMALL, _READ_LARGE = 0.25, 0.8  # of waiting for files, what ranges of a pack leave of it
@@ -98,6 +100,7 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
         computing_s = m.training.computing_s * device_s / m.device_s
         device_s = max(device_s - copying_s(m), min(computing_s, device_s))
     starting_s = m.loop.per_step("epoch-start")
+    between_s = max(now.between_s - starting_s - _validating_less_s(m, trial), 0.0)
     first_s = m.loop.epochs / len(m.loop.steps) * images / trial.images_per_s
     then = replace(
         now,
@@ -108,7 +111,7 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
         handover_s=_TAKING_S,
         workers=trial.busy_threads,
         cores=now.cores / trial.ranks,
-        between_s=max(now.between_s - starting_s, 0.0) + min(starting_s, first_s),
+        between_s=between_s + min(starting_s, first_s),
         drag=_drag_of_threads(now),
         # Python of the user's runs in one thread at a time.
         loader_s=max(reading_s, own_s * n),
@@ -117,6 +120,18 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     load = (then.fetch_cpu_s + then.device_cpu_s) / max(then.cores * (then.step_s - then.between_s), 1e-9)
     each_s = trial.alone_cpu_s + (trial.cpu_s - trial.alone_cpu_s) * min(load, 1.0)
     return replace(then, fetch_cpu_s=images * each_s + beside_s)
+
+
+def _validating_less_s(m: Measured, trial: LoaderTrial) -> float:
+    """Return the time per step that validation takes less with the Loader that is written for it."""
+    call, steps, all_s = m.tried.call, len(m.loop.steps), m.loop.per_step("validation")
+    waited_s, samples = m.loop.asked.get(call.validates, (0.0, 0)) if call is not None else (0.0, 0)
+    if call is None or call.validation is None or call.why_not or not samples:
+        return 0.0
+    # What was tried are the training's crops; validation decodes whole images.
+    crops = isinstance(call.options.get("image"), RandomResizedCrop)
+    making_s = samples / steps / (trial.images_per_s * (_CROPPED if crops else 1.0))
+    return max(all_s - max(all_s - waited_s / steps, making_s), 0.0)
 
 
 def _drag_of_threads(now: Pipeline) -> float:
@@ -138,12 +153,20 @@ def _other_transforms(m: Measured, sample: SampleCost) -> dict[str, float]:
     }
 
 
+def _dropped(m: Measured, sample: SampleCost) -> dict[str, float]:
+    """Return the CPU time a sample of libraries' operations that the code to paste does not have, by name."""
+    names = m.tried.call.dropped if m.tried.call is not None else ()
+    return {name: s for name, s in _other_transforms(m, sample).items() if name in names}
+
+
 def own_code(m: Measured, sample: SampleCost) -> tuple[float, str]:
     """Return what a sample costs in code of the user's own, and the name of the most of it.
 
-    Transforms that are known by name, and what is more than a dataset does for every sample.
+    Transforms that are known by name, and what is more than a dataset does for every sample. What a library
+    does, and the code leaves out by name, is not the user's.
     """
-    named = _other_transforms(m, sample)
+    dropped = _dropped(m, sample)
+    named = {name: s for name, s in _other_transforms(m, sample).items() if name not in dropped}
     plain_s = _PLAIN_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1.0) / _PLAIN_BYTES_PER_S
     plain_s += _FREED_SHARE * sample.kind("decode").cpu_s
     helpers_s = m.samples.helpers_s
@@ -178,6 +201,11 @@ def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, 
     call = m.tried.call
     said = [call.why_not] if call is not None and call.why_not else []
     said += [f"{trial.images_per_s:,.0f} images/s on {on}, tried with {trial.images} of these files"]
+    if call is not None and call.validation is not None and _validating_less_s(m, trial):
+        said.append("validation with a Loader of its own is counted")
+    if dropped := _dropped(m, sample):
+        took = format_seconds(sum(dropped.values()))
+        said.append(f"{', '.join(dropped)}, {took} a sample, counts as done in one thread beside it")
     if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:

@@ -438,7 +438,7 @@ def decode_faster(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
         prediction, then, decode_s=ours_s, command=data.pack_command,
-        change=_say_use(needs_depth=timed.deep > 0),
+        change=_say_use(m, needs_depth=timed.deep > 0),
         note=_warn_of_more(m) + (
             f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
             f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
@@ -447,9 +447,15 @@ def decode_faster(m: Measured) -> Remedy | None:
     )  # fmt: skip
 
 
-def _say_use(*, needs_depth: bool) -> str:
+def _say_use(m: Measured, *, needs_depth: bool) -> str | None:
+    """Return the lines that read the pack; None: they would read other samples than the script does."""
+    call = m.tried.call
+    if call is not None and call.reads_others:
+        return None
     more = "..., depth=(LOW, HIGH)" if needs_depth else "..."
-    return f"feedrate.Dataset('PACK', transform={more}) in the DataLoader, or feedrate.Loader('PACK', {more})"
+    split = call.options.get("split") if call is not None else None
+    pack = "'PACK'" if split is None else f"'PACK', split={split}"
+    return f"feedrate.Dataset({pack}, transform={more}) in the DataLoader, or feedrate.Loader({pack}, {more})"
 
 
 def normalise_images(m: Measured) -> Remedy | None:
@@ -471,7 +477,7 @@ def normalise_images(m: Measured) -> Remedy | None:
         else "pack the images as baseline JPEGs for feedrate's decoder",
         prediction, then, decode_s=ours_s,
         command=f"{data.pack_command} {timed.stored_by}",
-        change=_say_use(needs_depth=timed.deep > 0 and not is_mapped),
+        change=_say_use(m, needs_depth=timed.deep > 0 and not is_mapped),
         note=_warn_of_more(m) + ("it chooses what becomes of more than 8 bits" if is_mapped else note),
     )  # fmt: skip
 
@@ -479,7 +485,7 @@ def normalise_images(m: Measured) -> Remedy | None:
 def _warn_of_more(m: Measured) -> str:
     """Say where a pack of the folder has other samples than the script's dataset."""
     call = m.tried.call
-    return f"{call.why_not}; " if call is not None and call.why_not else ""
+    return f"{call.why_not}; " if call is not None and call.reads_others else ""
 
 
 def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:

@@ -47,7 +47,10 @@ def find_long_validation(m: Measured) -> Evidence | None:
         f"validation takes {percent(share)} of the time: {times} times in {steps} steps",
         f"one takes {format_seconds(each)}, a training step {format_seconds(m.loop.own_s)}",
     )
-    return Evidence(share, lines, {"validations": times, "steps": steps, "seconds_each": each})
+    call = m.tried.call
+    is_fed = call is not None and call.validation is not None and not call.why_not
+    numbers = {"validations": times, "steps": steps, "seconds_each": each}
+    return Evidence(share, lines, numbers, cures=("loader",) if is_fed else ())
 
 
 def find_long_saving(m: Measured) -> Evidence | None:

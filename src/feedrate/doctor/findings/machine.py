@@ -117,8 +117,8 @@ def find_short_memory(m: Measured) -> Evidence | None:
         faulting = m.samples.cost.total.blocked_s / max(m.samples.cost.total.wall_s, 1e-9)
         share = max(share, capped(m, faulting))
     numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
-    words = {} if is_short else {"title": "Memory fills up step by step", "cause": _GROWING}
-    return Evidence(share, tuple(lines), numbers, weight=max(share, weight), **words)
+    title, cause = ("", "") if is_short else ("Memory fills up step by step", _GROWING)
+    return Evidence(share, tuple(lines), numbers, cause, max(share, weight), title)
 
 
 def is_shm_error(error: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from .. import layout
 from ..record import loader_clone, other_loaders
 from ..session import session
-from . import batches, replay
+from . import batches, replay, watching
 from .batches import torch
 
 COPIES = 5
@@ -61,15 +61,16 @@ class LoopLeft(BaseException):
 class Feeding:
     """Gives a batch for every next() of the training loader, and of loaders that go along with it."""
 
-    def __init__(self, log: Any, scope: Any, watching: Any, training: Any) -> None:
+    def __init__(self, log: Any, scope: Any, seen: Any, training: Any) -> None:
         self._log = log
         self._scope = scope
-        self._watching = watching
+        self._watching = seen
         self._training = training
-        self._companions = watching.companions(training)
+        self._companions = seen.companions(training)
         self._kept: list[Any] = []
         self._kept_beside: dict[int, list[Any]] = {}
         self._iterator: Any = None
+        self._left: int | None = None  # batches of the loop's epoch; it is fed with more of them
         self._feeds: list[Any] = []
         self._feed: Any = None
 
@@ -115,9 +116,13 @@ class Feeding:
             raise LoopLeft("another loader was asked")
         if iterator is not self._iterator:
             with self._scope.own():
+                loader = self._log.loader_of(iterator)
+                self._left = watching.room_of(loader, iterator)[0] or None
                 # Its workers would only disturb.
-                loader_clone.shut_down(self._log.loader_of(iterator), iterator)
+                loader_clone.shut_down(loader, iterator)
             self._iterator = iterator
+        if self._left is not None:
+            self._left -= 1
         if self._feed is not None and self._feed.is_over():
             self._close()
         while True:
@@ -195,6 +200,8 @@ class Feeding:
             except Exception:
                 why = None
             when = "when it was tried" if feed is current else "before it was tried"
+            if error and self._left is not None and self._left < 0:
+                when += ", past the last batch of its epoch"
             why = why or f"the loop was left {when}: {error or 'the run was ended'}"
             self._log.skipped(feed.phase, why[:300])
 

@@ -262,7 +262,7 @@ def describe_pipeline(loader: Any, iterator: Any) -> dict[str, Any]:
     return {
         "layers": layers,
         "collate": collate,
-        "sampler": _describe_sampler(getattr(loader, "sampler", None)),
+        "sampler": _describe_sampler(getattr(loader, "sampler", None), field("dataset")),
         "batch_sampler": name_of(type(getattr(loader, "batch_sampler", None))),
         "seed": _find_seed(loader),
         "prefetcher": prefetchers.get(loader),
@@ -388,8 +388,8 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
             layer["root"] = os.path.abspath(str(root))
         indices: Any = attributes.get("indices")
         several: Any = attributes.get("datasets")
-        if type(indices) in (list, range, tuple):
-            layer["samples"] = len(indices)
+        if (chosen := _count_indices(indices)) is not None:
+            layer["samples"] = chosen
             if layer["class"] == "torch.utils.data.dataset.Subset":
                 layer["of"] = _length(attributes.get("dataset"))
         if type(several) is list and several:
@@ -398,6 +398,14 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         inner = several[0] if type(several) is list and several else attributes.get("dataset")
         dataset = inner if inner is not dataset else None
     return layers
+
+
+def _count_indices(indices: Any) -> int | None:
+    """Return how many a list or an array has; no object of the user's own is asked."""
+    if type(indices) in (list, range, tuple):
+        return len(indices)
+    is_array = name_of(type(indices)) in ("numpy.ndarray", "torch.Tensor") and len(indices.shape) == 1
+    return int(indices.shape[0]) if is_array else None
 
 
 def _is_of_library(value: Any) -> bool:
@@ -447,14 +455,17 @@ def _describe_labels(attributes: dict[Any, Any]) -> dict[str, Any]:
     return {"classes": len(numbers), "are_sorted": are_sorted}
 
 
-def _describe_sampler(sampler: Any) -> dict[str, Any]:
+def _describe_sampler(sampler: Any, dataset: Any) -> dict[str, Any]:
     attributes = stored(sampler)
-    plain = {
+    plain: dict[str, Any] = {
         name: attributes[name]
         for name in ("replacement", "_num_samples", "num_samples", "shuffle", "seed", "drop_last")
         if type(attributes.get(name)) in (bool, int)
     }
-    return {"class": name_of(type(sampler)), **plain}
+    kind = name_of(type(sampler))
+    if kind == "torch.utils.data.sampler.SubsetRandomSampler":
+        plain.update(samples=_count_indices(attributes.get("indices")), of=_length(dataset))
+    return {"class": kind, **plain}
 
 
 def _find_seed(loader: Any) -> int | None:
