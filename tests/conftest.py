@@ -152,3 +152,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     yield folder
     gc.collect()  # what an exception's frames hold keeps files open there
     subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def hears_sighup() -> Iterator[None]:
+    """Take SIGHUP as a terminal's process does, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

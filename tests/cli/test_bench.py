@@ -109,6 +109,7 @@ def test_ctrl_c_leaves_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list((images.parent / "temporary").iterdir()) == []
 
 
+@pytest.mark.usefixtures("hears_sighup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_scheduler_or_a_closing_terminal_leaves_nothing(
     number: signal.Signals, images: Path, monkeypatch: pytest.MonkeyPatch

@@ -194,6 +194,7 @@ def test_ctrl_c_leaves_nothing(photos: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert what_is_left(photos) == []
 
 
+@pytest.mark.usefixtures("hears_sighup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_scheduler_or_a_closing_terminal_leaves_nothing(
     number: signal.Signals, photos: Path, monkeypatch: pytest.MonkeyPatch

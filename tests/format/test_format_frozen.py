@@ -118,8 +118,14 @@ def test_version_3_reads_its_shards_where_they_lie() -> None:
     for path in (DATA / "pack-v2-tfrecord").glob("*.tfrecord"):
         store.put(str(path), f"/frozen/{path.name}")
     try:
-        assert verify(DATA / "index-v3", workers=1).problems == ()
-        options = {"shuffle": False, "output": "numpy", "fields": ("number", "caption", "features")}
+        allowed = "memory://frozen"
+        assert verify(DATA / "index-v3", workers=1, allow_addresses=allowed).problems == ()
+        options = {
+            "shuffle": False,
+            "output": "numpy",
+            "allow_addresses": allowed,
+            "fields": ("number", "caption", "features"),
+        }
         with Loader(DATA / "index-v3", batch_size=4, **options) as loader:
             ((_, captions, features),) = loader
     finally:
