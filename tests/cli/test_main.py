@@ -92,6 +92,17 @@ def test_feedrate_alone_lists_the_commands_in_four_groups(capsys: pytest.Capture
     assert not shown.err
 
 
+@pytest.mark.parametrize("command", ["scratch", "bench", "estimate"])
+def test_a_command_that_wants_another_word_shows_which_there_are(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([command])
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: feedrate {command} ")
+    assert not shown.err
+
+
 def test_help_is_what_the_option_help_shows(capsys: pytest.CaptureFixture[str]) -> None:
     shown = []
     for words in (["help"], ["--help"], ["help", "scratch", "ls"], ["scratch", "ls", "--help"]):

@@ -159,6 +159,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._typed = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is not None and not self._typed:
+            show(self.format_help())
+            raise SystemExit(EXIT_USAGE)
         command: list[str] | None = None
         if self.takes_command and "--" in self._typed:
             at = self._typed.index("--")
