@@ -118,6 +118,34 @@ def test_validation_that_was_not_reached_has_its_command(tmp_path: Path, root: P
     assert any(f"feedrate pack {root}/val val.pack" in text for text in remedy.left_out)
 
 
+def test_a_validation_loader_that_was_not_asked_by_then_has_its_code(tmp_path: Path, root: Path) -> None:
+    body = """
+small = T.Compose([T.Resize((24, 24)), T.ToTensor()])
+later = DataLoader(ImageFolder(ROOT + "/val", small), batch_size=2)
+train(ImageFolder(ROOT + "/train", tf))
+"""
+    _, remedy = examine(tmp_path, root, body)
+    assert remedy.command == f"feedrate pack {root}/train train.pack && feedrate pack {root}/val val.pack"
+    _, _, validation = (remedy.code or "").partition("validation_loader = feedrate.Loader(")
+    assert '"val.pack", batch_size=2, shuffle=False' in validation
+    assert "feedrate.Resize(24)" in validation
+    assert not any("size" in text for text in remedy.left_out)
+
+
+def test_a_loader_that_was_not_asked_and_hides_its_transform_has_a_pack_alone(
+    tmp_path: Path, root: Path
+) -> None:
+    body = """
+class Hidden:
+    def __call__(self, image): return fixed(image)
+later = DataLoader(ImageFolder(ROOT + "/val", Hidden()), batch_size=2)
+train(ImageFolder(ROOT + "/train", tf))
+"""
+    _, remedy = examine(tmp_path, root, body)
+    assert "validation_loader" not in (remedy.code or "")
+    assert f"validation reads {root}/val: it needs a pack of its own" in remedy.left_out
+
+
 def test_a_subset_becomes_a_share_of_the_pack(tmp_path: Path, root: Path) -> None:
     body = 'train(Subset(ImageFolder(ROOT + "/train", tf), range(12)))'
     measured, remedy = examine(tmp_path, root, body)

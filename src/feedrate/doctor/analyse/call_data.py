@@ -37,10 +37,14 @@ class OtherLoader:
     facts: LoaderFacts
     calls: Sequence[Fact]  # of Pillow's functions
     place: Place
+    was_asked: bool = True  # for a batch; else it was only made, as those for validation are that comes later
 
 
 def list_others(recording: Recording, main: Process, loaders: Sequence[str]) -> list[OtherLoader]:
-    """Return the other loaders that were asked for batches and read images, in the order of their use."""
+    """Return the other loaders that were asked for batches and read images, in the order of their use.
+
+    Where there is none, those that were made for datasets of class folders and not asked by the end.
+    """
     waits = main.of(layout.WAIT, phase=layout.REAL)
     names = dict.fromkeys(main.name(number) for number in waits["name"])
     others = []
@@ -59,6 +63,17 @@ def list_others(recording: Recording, main: Process, loaders: Sequence[str]) -> 
             if fact.get("loader") == name or (fact.get("loader") is None and process.pid in pids)
         ]
         others.append(OtherLoader(facts, calls, find_place(paths, facts)))
+    return others or _list_unasked(main, loaders)
+
+
+def _list_unasked(main: Process, loaders: Sequence[str]) -> list[OtherLoader]:
+    asked = [LoaderFacts.of(main, name) for name in loaders[:1]]
+    others = []
+    for fact in main.facts_of("unasked") if asked else ():
+        facts = LoaderFacts(fact["told"], asked[0].batch, fact["pipeline"])
+        place = find_place((), facts) if facts.root else Place("")
+        if place.folder and facts.loader.get("made_at") != asked[0].loader.get("made_at"):
+            others.append(OtherLoader(facts, (), place, was_asked=False))
     return others
 
 

@@ -215,6 +215,14 @@ class Draft:
             self.leave(f"{step.name} is not carried over: images are cut and resized once")
         return self._image is not None
 
+    def trust_steps(self) -> bool:
+        """Take the steps' size for that of batches which nobody has seen; return whether they tell one."""
+        if self._image is None:
+            return False
+        height, width = self._image.out_size
+        self._seen = replace(self._seen, height=height, width=width)
+        return True
+
     def finish_geometry(self) -> None:
         """Settle the size of images: what the steps do not say, the run's batches do."""
         seen = self._seen

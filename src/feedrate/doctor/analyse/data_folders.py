@@ -91,6 +91,11 @@ class LoaderFacts:
         return [one for one in self.pipeline.get("layers") or () if isinstance(one, Mapping)]
 
     @property
+    def root(self) -> str:
+        """Return the folder of a dataset that numbers class folders; empty: it is another one."""
+        return next((str(one["root"]) for one in self.layers if "classes" in one and one.get("root")), "")
+
+    @property
     def chosen(self) -> tuple[int, int] | None:
         return find_chosen(self.pipeline)
 
@@ -173,9 +178,11 @@ def find_place(paths: Sequence[str], facts: LoaderFacts) -> Place:
     where it has exactly the images that are wanted.
     """
     images, wanted = list_images(paths), facts.samples
-    root = next((str(one["root"]) for one in facts.layers if "classes" in one and one.get("root")), "")
+    root = facts.root
     if root and not is_everything(root) and all(path.startswith(root.rstrip("/") + "/") for path in images):
-        return Place(root, count_images(root) if images else None)
+        return Place(root, count_images(root) if images or not paths else None)
+    if not paths:
+        return Place("")
     table = None if root else find_table(facts.pipeline.get("tables") or (), images, wanted)
     if table is not None and not is_everything(table.root):
         return Place(table.root, table.rows, table)

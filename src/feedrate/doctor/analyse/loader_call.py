@@ -63,7 +63,10 @@ def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | N
     call = _recognise(facts, loader.pillow_calls, place, parts=parts, timed=timed, on_gpu=on_gpu)
     if call is None:
         return None
-    beside = [_recognise(one.facts, one.calls, one.place, on_gpu=on_gpu) for one in others[:1]]
+    beside = [
+        _recognise(one.facts, one.calls, one.place, on_gpu=on_gpu, was_asked=one.was_asked)
+        for one in others[:1]
+    ]
     call = fit_to_data(call, place, facts, others, beside[0] if beside else None)
     if m.tried.kernel is not None and m.tried.kernel.deep > 0:
         validation = None if call.validation is None else _add_depth(call.validation)
@@ -85,6 +88,7 @@ def recognise_call(
     parts: Sequence[str] = (),
     timed: Sequence[str] = (),
     on_gpu: bool = False,
+    was_asked: bool = True,
     classes: str = "the class folders",
 ) -> LoaderCall | None:
     """Return the Loader for a run whose samples are image files; None where its batches hold no images.
@@ -94,6 +98,7 @@ def recognise_call(
         calls: the facts of Pillow's calls, of all processes that made its samples.
         parts: names of what a sample's time was spent in: "cv2.imread".
         timed: names of the transforms among them.
+        was_asked: for a batch; else `batch` is another loader's, and only its steps tell the size of images.
         classes: what a pack of the files numbers as labels.
     """
     image = find_images(batch)
@@ -112,6 +117,8 @@ def recognise_call(
     why_not = "" if crop is None or draft.has_size else (
         f"no code is given: {crop} was timed, and what it does to an image was not seen"
     )  # fmt: skip
+    if not (was_asked or draft.trust_steps()):
+        return None
     draft.finish_geometry()
     draft.finish_values()
     if any(part in ("cv2.imread", "cv2.imdecode") for part in parts) and "cv2.cvtColor" not in parts:

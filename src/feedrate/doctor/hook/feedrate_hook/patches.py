@@ -189,4 +189,5 @@ def at_exit() -> None:
     if session.torch is not None and session.role != "worker":
         training.device.collect()
         loaders.loaders.validation.flush()
+        loaders.loaders.note_unasked()
         session.facts("torch", **describe.describe_torch(is_over=session.role == "main"))

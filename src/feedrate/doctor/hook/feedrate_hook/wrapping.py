@@ -203,6 +203,11 @@ class ByIdentity:
             known = self._last = self._known.get(id(thing))
         return known[1] if known is not None and known[0]() is thing else None
 
+    def alive(self) -> list[tuple[Any, Any]]:
+        """Return the objects that still live, in the order in which they were put, with what is known."""
+        found = [(reference(), value) for reference, value in list(self._known.values())]
+        return [(thing, value) for thing, value in found if thing is not None]
+
     def put(self, thing: Any, value: Any) -> None:
         number = id(thing)
         known = self._known

@@ -190,6 +190,7 @@ class Experiments:
         self._state = BUSY
         session.facts("watched")  # the last real step ends here
         session.loaders.note_stats(iterator)
+        session.loaders.note_unasked()
         try:
             loader = self._log.loader_of(iterator)
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))

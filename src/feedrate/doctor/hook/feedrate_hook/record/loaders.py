@@ -98,6 +98,7 @@ class ValidationPasses:
 
 _KEPT_INDICES = 400
 _MOST_BATCH_FACTS = 5
+_MOST_UNASKED = 4
 _BATCH_FACT_EVERY = 50
 
 
@@ -143,6 +144,7 @@ class Loaders:
         self._loaders = ByIdentity()
         self._iterators = ByIdentity()
         self._makings = ByIdentity()
+        self._has_told = False
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
         self._iterators_seen = 0
@@ -170,6 +172,19 @@ class Loaders:
 
     def note_made(self, loader: Any) -> None:
         self._makings.put(loader, _Making())
+
+    def note_unasked(self) -> None:
+        """Tell of DataLoaders that were made and not asked by now: validation often comes later."""
+        if self._has_told:
+            return
+        self._has_told = True
+        made = [(loader, making) for loader, making in self._makings.alive() if not self._loaders.get(loader)]
+        made = [(loader, making) for loader, making in made if hasattr(loader, "dataset")]
+        for number, (loader, making) in enumerate(made[:_MOST_UNASKED]):
+            with Noted("unasked loader"):
+                told = describe.describe_loader(loader, None, f"unasked-{number}", making.place)
+                pipeline = describe.describe_pipeline(loader, None)
+                session.facts("unasked", loader=told["loader"], told=told, pipeline=pipeline)
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""
