@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from feedrate.doctor.run.processes import read_mapped_names
 from feedrate.machine.process import list_processes, read_environ
 from support.slurm_cluster import cluster_or_skip
 from support.trees import find_below
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -71,13 +71,6 @@ def find_processes(folder: Path) -> list[int]:
     """Return the processes of runs whose folders lie here."""
     found = ((pid, read_environ(pid, "FEEDRATE_DOCTOR")) for pid in list_processes())
     return [pid for pid, run in found if run is not None and run.startswith(str(folder))]
-
-
-def wait_until(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 120
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return claim()
 
 
 def list_leftovers(folder: Path, shared: Collection[str] = ()) -> list[str]:

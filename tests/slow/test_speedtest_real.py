@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support.images import save_image
+from support.waiting import wait_until
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
@@ -28,6 +30,13 @@ def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
         env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
         start_new_session=True,
     )
+
+
+def _last_worker_cpu_s(pid: int) -> float:
+    """Return the processor time of the child that was started last; 0: there is none yet."""
+    children = psutil.Process(pid).children()
+    times = max(children, key=lambda child: child.create_time()).cpu_times() if children else None
+    return times.user + times.system if times is not None else 0.0
 
 
 def test_a_model_is_trained_on_a_folder_and_nothing_is_left(tmp_path: Path) -> None:
@@ -51,6 +60,8 @@ def test_a_signal_in_the_middle_of_training_leaves_neither_files_nor_processes(
     process = start(tmp_path, "--model", "resnet18", "--size", "64", "--seconds", "300")
     assert process.stderr is not None
     assert any("training with" in line for line in process.stderr)
+    # Python loses an exception that a signal raises inside fork(): wait until the last worker is at work.
+    assert wait_until(lambda: _last_worker_cpu_s(process.pid) > 0.5)
     if number is signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
     else:

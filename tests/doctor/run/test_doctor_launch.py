@@ -10,8 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from feedrate.doctor.run import launch
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError, UsageError
 from feedrate.machine.process import is_alive, read_stat
+from support.waiting import wait_until
 
 # Runs the doctor's launcher on the words after it, in a process that a test can kill.
 DOCTOR = """
@@ -64,13 +64,6 @@ os._exit(0)
 def run(code: str, *words: object, options: DoctorOptions | None = None) -> Observed:
     with run_command([sys.executable, "-c", code, *map(str, words)], options or DoctorOptions()) as observed:
         return observed
-
-
-def wait_until(claim: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 120
-    while not claim() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return claim()
 
 
 @pytest.fixture(autouse=True)

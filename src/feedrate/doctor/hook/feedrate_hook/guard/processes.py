@@ -228,7 +228,7 @@ class Ending:
             os._exit(self._exit_code)
 
     def _last_facts(self) -> None:
-        self.first(self._error)
+        self.first(None if self._exit_code else self._error)  # an interrupt is no fault of the loop
         how = "signal" if self._exit_code else "experiments"
         session.finish(how, self._error, self._exit_code)
 
