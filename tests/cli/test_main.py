@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.cli import COMMANDS, main
+from feedrate.cli import COMMANDS, gone, main
 from support.images import save_image
 
 
@@ -32,6 +32,22 @@ def test_a_value_that_is_refused_is_no_mistyped_option(capsys: pytest.CaptureFix
     shown = usage_error(capsys, "stage", "p", "--keep", "soon")
     assert "'soon' is not a time; write it like 7d, 12h, 90min or 30s" in shown
     assert shown.endswith("hint: see 'feedrate stage --help'\n")
+
+
+@pytest.mark.parametrize("words", sorted(gone.COMMANDS))
+def test_a_command_that_is_gone_is_answered_with_what_to_type(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = f"error: 'feedrate {words}' is gone\n\nhint: {gone.COMMANDS[words]}\n"
+    assert usage_error(capsys, *words.split(), "x") == told
+
+
+@pytest.mark.parametrize(("command", "option"), sorted(gone.OPTIONS))
+def test_an_option_that_is_gone_is_answered_with_what_to_type(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = f"error: 'feedrate {command} {option}' is gone\n\nhint: {gone.OPTIONS[command, option]}\n"
+    assert usage_error(capsys, *command.split(), "x", "y", option, "1") == told
 
 
 @pytest.mark.parametrize("words", [["demo", "x"], ["ls", "a", "b"]])

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from feedrate.cli import gone
 from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
 from feedrate.errors import FeedrateError
 
@@ -188,7 +189,14 @@ class Parser(argparse.ArgumentParser):
         hint = f"see '{self.prog}{f' {first}' if first in known and first[:1] != '-' else ''} --help'"
         is_no_command = bool(first) and "invalid choice" in message
         is_unknown = is_no_command or message.startswith("unrecognized")
-        if is_unknown and first.startswith("-"):
+        words = f"{self.prog} {first}".partition(" ")[2].strip()
+        gone_options = [word for word in wrong if (words, word) in gone.OPTIONS]
+        if is_no_command and words in gone.COMMANDS:
+            message, hint = f"'feedrate {words}' is gone", gone.COMMANDS[words]
+        elif is_unknown and gone_options:
+            message = f"'feedrate {words} {gone_options[0]}' is gone"
+            hint = gone.OPTIONS[words, gone_options[0]]
+        elif is_unknown and first.startswith("-"):
             message = f"{first} stands before the command"
             hint = f"options come after it: {self.prog} COMMAND ... {first}"
         elif is_unknown:

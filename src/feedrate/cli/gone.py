@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands and options that earlier versions had, each with what to type today.
+
+An entry stays for one version; then the word is as unknown as any other.
+"""
+
+from __future__ import annotations
+
+# The words after `feedrate` -> what does their work now.
+COMMANDS: dict[str, str] = {}
+
+# The first word after `feedrate`, and an option -> what to type instead.
+OPTIONS: dict[tuple[str, str], str] = {}
