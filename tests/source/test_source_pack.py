@@ -21,11 +21,9 @@ from feedrate.packing.results import PackResult
 from support.images import read_tree, save_image
 from support.sources import (
     dump_example,
-    image_record,
     jpeg,
     png_mask,
     read_pack,
-    write_recordio,
     write_tar,
     write_tfrecord,
     write_zip,
@@ -194,23 +192,16 @@ def test_a_folder_of_tfrecords_and_gzip_ones(tmp_path: Path) -> None:
     check_examples(tmp_path / "p")
 
 
-def test_recordio_gives_images_and_labels(tmp_path: Path) -> None:
-    magic = b"\x0a\x23\xd7\xce"
-    images = [jpeg(0), jpeg(1) + magic, jpeg(2) + b"\0" * (-len(jpeg(2)) % 4) + magic * 2 + b"tail"]
-    records = [image_record(image, float(n)) for n, image in enumerate(images)]
-    result = packed(
-        write_recordio(tmp_path / "d.rec", [image_record(b"", [3.0, 4.0]), *records]), tmp_path / "p"
-    )
-    assert dict(result.ignored) == {"record without an image": 1}
-    samples = read_pack(tmp_path / "p").values()
-    assert [s["image"] for s in samples] == images
-    assert [s["label"] for s in samples] == [0, 1, 2]
-
-
-def test_recordio_with_several_labels_gives_arrays(tmp_path: Path) -> None:
-    records = [image_record(jpeg(n), [n, 0.5]) for n in range(3)]
-    packed(write_recordio(tmp_path / "d.rec", records), tmp_path / "p")
-    assert [s["labels"] for s in read_pack(tmp_path / "p").values()] == [[0, 0.5], [1, 0.5], [2, 0.5]]
+@pytest.mark.parametrize("name", ["d.rec", "folder"])
+def test_recordio_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "d.rec", tmp_path / "folder" / "d.rec"):
+        path.write_bytes(b"\x0a\x23\xd7\xce" + bytes(28))
+    with pytest.raises(
+        SourceError, match=r"d\.rec is a RecordIO file, which feedrate no longer reads"
+    ) as refused:
+        packed(tmp_path / name, tmp_path / "p")
+    assert "recordio.unpack(record)" in str(refused.value.hint)
 
 
 def test_hdf5_with_pixels_labels_and_names(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
 from feedrate.format.containers.tfrecord import BadMessage
-from feedrate.source import detect, recordio, tar, tfrecord
+from feedrate.source import tar, tfrecord
 from feedrate.source import zip as zips
 from feedrate.source.bytes import Bytes
 from feedrate.source.opening import open_reader
@@ -28,9 +28,7 @@ from feedrate.source.tfrecord import BytesFeature, parse_example
 from feedrate.source.values import UnusableValue
 from support.sources import (
     dump_example,
-    image_record,
     jpeg,
-    write_recordio,
     write_tar,
     write_tfrecord,
     write_zip,
@@ -140,22 +138,6 @@ def test_tfrecords_come_back_with_their_places(tmp_path: Path, records: list[byt
     assert [data[start : start + len(record)] for start, record in found] == records
 
 
-pieces = st.one_of(st.binary(max_size=20), st.just(detect.RECORDIO_MAGIC), st.just(detect.RECORDIO_MAGIC[:2]))
-
-
-@quick
-@given(st.lists(st.lists(pieces, max_size=8).map(b"".join), max_size=8))
-def test_recordio_comes_back_also_where_the_magic_number_is_inside(
-    tmp_path: Path, records: list[bytes]
-) -> None:
-    data = write_recordio(tmp_path / "d", records).read_bytes()
-    found = list(recordio.read_records(io.BytesIO(data), "d"))
-    assert [record.data for record in found] == records
-    for record in found:
-        if record.start is not None:
-            assert data[record.start : record.start + len(record.data)] == record.data
-
-
 def make_zip(folder: Path) -> Path:
     files = {f"{name}/{n}.jpg": jpeg(n) for n, name in enumerate("aabb")}
     return write_zip(folder / "d.zip", files)
@@ -184,10 +166,6 @@ def make_tfrecord(folder: Path) -> Path:
     )
 
 
-def make_recordio(folder: Path) -> Path:
-    return write_recordio(folder / "d.rec", [image_record(jpeg(n), float(n)) for n in range(3)])
-
-
 def make_parquet(folder: Path) -> Path:
     import pyarrow as pa
     from pyarrow import parquet
@@ -210,7 +188,7 @@ def make_hdf5(folder: Path) -> Path:
 
 
 MAKERS = [
-    make_zip, make_tar, make_compressed, make_shard, make_tfrecord, make_recordio, make_parquet, make_hdf5
+    make_zip, make_tar, make_compressed, make_shard, make_tfrecord, make_parquet, make_hdf5
 ]  # fmt: skip
 
 

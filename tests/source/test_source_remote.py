@@ -22,10 +22,8 @@ from support.images import read_tree
 from support.range_server import RangeServer, serve
 from support.sources import (
     dump_example,
-    image_record,
     jpeg,
     read_pack,
-    write_recordio,
     write_tar,
     write_tfrecord,
     write_zip,
@@ -55,7 +53,6 @@ def local(tmp_path: Path) -> Path:
     write_tfrecord(
         folder / "d.tfrecord", [dump_example({"image": [jpeg(n)], "label": [n]}) for n in range(3)]
     )
-    write_recordio(folder / "d.rec", [image_record(jpeg(n), n) for n in range(3)])
     (folder / "list.txt").write_text("tree/ant/0.jpg 1\ntree/bee/1.jpg 2\n")
     _write_parquet(folder / "d.parquet")
     _write_hdf5(folder / "d.h5")
@@ -79,7 +76,7 @@ def _write_hdf5(path: Path) -> None:
 
 KINDS = [
     "tree", "d.zip", "d.tar", "d.tar.gz", "shards", "shards/{0..1}.tar", "shards/*.tar", "d.tfrecord",
-    "d.rec", "d.parquet", "d.h5", "list.txt",
+    "d.parquet", "d.h5", "list.txt",
 ]  # fmt: skip
 
 

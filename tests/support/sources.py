@@ -81,29 +81,6 @@ def write_tfrecord(path: Path, records: Iterable[bytes]) -> Path:
     return path
 
 
-def write_recordio(path: Path, records: Iterable[bytes]) -> Path:
-    """Write records as dmlc-core does: cut where the magic number stands at a multiple of four bytes."""
-    magic = struct.pack("<I", 0xCED7230A)
-    with open(path, "wb") as file:
-        for record in records:
-            cuts = [i for i in range(0, len(record) - 3, 4) if record[i : i + 4] == magic]
-            starts = [0, *(cut + 4 for cut in cuts)]
-            pieces = [record[a:b] for a, b in zip(starts, [*cuts, len(record)], strict=True)]
-            for i, piece in enumerate(pieces):
-                part = 0 if len(pieces) == 1 else 1 if not i else 3 if i == len(pieces) - 1 else 2
-                file.write(
-                    magic + struct.pack("<I", part << 29 | len(piece)) + piece + bytes(-len(piece) % 4)
-                )
-    return path
-
-
-def image_record(image: bytes, labels: float | Sequence[float], number: int = 0) -> bytes:
-    if isinstance(labels, (int, float)):
-        return struct.pack("<IfQQ", 0, labels, number, 0) + image
-    head = struct.pack("<IfQQ", len(labels), 0.0, number, 0)
-    return head + struct.pack(f"<{len(labels)}f", *labels) + image
-
-
 def read_pack(path: Path) -> dict[str, dict[str, Any]]:
     """Return key -> field -> value of a pack, read around the loader; class labels as their names."""
     opened = Pack(path)

@@ -3,7 +3,7 @@
 
 SOURCE is looked at: a folder of class folders (cats/1.jpg, dogs/2.jpg, ...), a folder of
 images, any folder with a table that says which file has which label (--labels), a list of
-paths (.txt), a zip or tar, WebDataset shards, TFRecord, RecordIO, HDF5 or Parquet files with
+paths (.txt), a zip or tar, WebDataset shards, TFRecord, HDF5 or Parquet files with
 images, or a folder of such files; also behind an address that fsspec reaches.
 
 PACK becomes a folder of tar shards, or what --format says, with an index. When packing is

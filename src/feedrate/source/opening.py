@@ -35,7 +35,7 @@ _AT_ONCE = 16
 _SPECIAL = re.compile(r"[*?{\[]")
 EXPECTED = (
     "a folder of images or class folders, a folder with a table (--labels), a list of paths (.txt), or "
-    "zip, tar, WebDataset, TFRecord, RecordIO, HDF5 or Parquet files with images, or a folder of such files"
+    "zip, tar, WebDataset, TFRecord, HDF5 or Parquet files with images, or a folder of such files"
 )
 
 
@@ -207,6 +207,12 @@ def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: So
         if not kind.is_container:
             what = f"nor is {place.address(last.path)}"
         raise SourceError(f"{place.address(first.path)} is {kind}, {what}", hint=f"a source is {EXPECTED}")
+    if kind is SourceKind.RECORDIO:
+        raise SourceError(
+            f"{place.address(first.path)} is a RecordIO file, which feedrate no longer reads",
+            hint="take it apart with MXNet: MXRecordIO(FILE, 'r').read() gives records, and "
+            "recordio.unpack(record) label and image file of each; write class folders or a tar, and pack that",
+        )
     if kind.is_archive:
         return _open_archives(place, files, spool, options, kind)
     _refuse_labels(options, place.address(first.path))
