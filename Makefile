@@ -10,11 +10,11 @@ help:            ## show this list
 demo: .venv/ready-to-run     ## see feedrate do its main job on data it makes (about two minutes)
 	.venv/bin/feedrate demo
 
-test: .venv/ready-to-test    ## the tests
-	$(PY) -m pytest -q -m "not slow"
+test: .venv/ready-to-test    ## the tests, side by side on the cores (at most eight at once)
+	$(PY) -m pytest -q -n auto -m "not slow"
 
 test-slow: .venv/ready-to-test   ## sanitizers, fuzzing, kill loops, real servers
-	$(PY) -m pytest -q -m slow
+	$(PY) -m pytest -q -m "slow or examples" --hypothesis-profile=thorough
 
 test-gpu: .venv/ready-to-test    ## what needs a GPU; a CUDA build of torch must be there
 	$(PY) -m pytest -q -m gpu

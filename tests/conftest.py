@@ -27,13 +27,31 @@ from support.worker_forks import fork_worker
 
 # No time limit per example: the machine may be busy with something else. The same examples every time: what
 # fails is then the fault of what was changed. `pytest --hypothesis-profile=explore` looks for new ones.
+# The fast tier tries a few examples, the slow one all (`support.examples`).
 settings.register_profile("explore", deadline=None)
-settings.register_profile("feedrate", deadline=None, derandomize=True)
-settings.load_profile("feedrate")
+settings.register_profile("thorough", deadline=None, derandomize=True)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
+settings.load_profile("quick")
 
 # Started in the background of a script, we would ignore Ctrl-C, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+MOST_WORKERS = 8  # of `pytest -n auto`: each has a torch of its own
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many tests run side by side: as many as this process may use cores."""
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that make up examples, so that the slow tier finds them."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("examples")
+
 
 if importlib.util.find_spec("torch") is None:
 

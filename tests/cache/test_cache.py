@@ -36,6 +36,7 @@ from feedrate.errors import BadSample, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import dump_bare_table, measure_table
 from feedrate.loader import cached_pixels
+from support.examples import examples
 from support.packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
 
 EVERYTHING = ("image", "small", "mask", "boxes", "label", "number", View("image", size=5))
@@ -163,7 +164,7 @@ def test_a_loader_goes_on_from_a_state_with_a_cache_or_without(tmp_path: Path) -
         assert_same(list(other), rest)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(limit=st.integers(0, 30), epochs=st.integers(2, 3), batch_size=st.integers(1, 9))
 def test_the_hit_rate_is_the_cached_share(tmp_path_factory, limit: int, epochs: int, batch_size: int) -> None:
     folder = write_images(tmp_path_factory.mktemp("packs") / "pack", count=25)

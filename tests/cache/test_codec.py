@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from feedrate.cache.codec import ALIGNED_BYTES, MOST_LEVELS, Damaged, Refused, decode, encode
+from support.examples import examples
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -113,7 +114,7 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_value_comes_back_as_it_was_with_every_type_kept(value: Any) -> None:
     assert is_same(there_and_back(value), value)
 
@@ -130,7 +131,7 @@ def test_bytes_that_are_no_sample_are_damaged_and_nothing_else(data: bytes) -> N
 
 
 @given(values, st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_sample_with_wrong_bytes_is_damaged_or_another_sample(value: Any, data: Any) -> None:
     spoilt = encode(value).copy()
     for _ in range(data.draw(st.integers(1, 4))):

@@ -18,6 +18,7 @@ from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.document import dump_document
 from support.diagnoses import DIAGNOSES, make_decode_bound, make_nasty, make_run, reread, write
+from support.examples import examples
 
 NUMBERS = st.floats(-1e299, 1e299)
 
@@ -40,7 +41,7 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
     return plain[hint]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(strategy_of(Diagnosis))
 def test_any_diagnosis_comes_back_from_its_document(diagnosis: Diagnosis) -> None:
     assert reread(diagnosis) == diagnosis

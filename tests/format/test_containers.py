@@ -26,6 +26,7 @@ from feedrate.packing.build import hdf5_join
 from feedrate.packing.build import pack as making
 from feedrate.packing.check.describe import describe
 from support.contracts import plain, spoil
+from support.examples import examples
 from support.images import read_tree, save_image
 
 IMAGE = Field("image", Kind.IMAGE)
@@ -227,7 +228,7 @@ VALUES = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("name", ["tar", "tfrecord"])
 @given(samples=st.lists(VALUES, max_size=6))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_any_values_come_back_from_where_the_writer_says(
     tmp_path_factory: pytest.TempPathFactory, name: str, samples: list[dict[str, Any]]
 ) -> None:

@@ -13,6 +13,7 @@ from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.format.fields import Field, Kind, row_dtype
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part, row_checks
+from support.examples import examples
 
 FIELDS = (
     Field("image", Kind.IMAGE),
@@ -38,7 +39,7 @@ def parts(draw: st.DrawFn) -> Part:
 
 
 @given(parts())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_part_comes_back_as_it_was_written(part: Part) -> None:
     again = parse_part(dump_part(FIELDS, part), FIELDS, name="part")
     # As bytes: NaN is not equal to itself.
@@ -48,7 +49,7 @@ def test_part_comes_back_as_it_was_written(part: Part) -> None:
 
 
 @given(parts())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_columns_lie_where_the_manifest_will_say(part: Part) -> None:
     data = dump_part(FIELDS, part)
     positions = locate_columns(data)
@@ -66,7 +67,7 @@ def test_any_bytes_as_part_end_in_a_pack_error(data: bytes) -> None:
 
 
 @given(parts(), st.data())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_part_with_a_changed_byte_is_read_or_refused_in_words(part: Part, data: Any) -> None:
     raw = bytearray(dump_part(FIELDS, part))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
@@ -75,7 +76,7 @@ def test_part_with_a_changed_byte_is_read_or_refused_in_words(part: Part, data: 
 
 
 @given(parts(), st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_part_that_is_cut_short_is_refused(part: Part, data: Any) -> None:
     raw = dump_part(FIELDS, part)
     with pytest.raises(PackError, match="is not an index part"):

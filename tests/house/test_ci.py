@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CI does with a slow test that fails: it is run once more, alone, and nothing else is."""
+"""What CI does with a test that fails: it is run once more, alone, and nothing else is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from support.paths import ROOT
 
-SLOW_TIER = ROOT / ".ci" / "slow_tier"
+TIER = ROOT / ".ci" / "tier"
 MAKEFILE = "test-slow:\n\t.venv/bin/python -m pytest -q -m slow\n"
 OPTIONS = "[pytest]\nmarkers = slow: slow\n"
 HEAD = "import pathlib, pytest\npytestmark = pytest.mark.slow\n"
@@ -30,7 +30,7 @@ def test_flaky():
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / ".ci").mkdir()
-    shutil.copy(SLOW_TIER, tmp_path / ".ci")
+    shutil.copy(TIER, tmp_path / ".ci")
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
     (tmp_path / "Makefile").write_text(MAKEFILE)
@@ -41,7 +41,7 @@ def checkout(tmp_path: Path) -> Path:
 def run(checkout: Path, tests: str) -> subprocess.CompletedProcess[str]:
     (checkout / "test_slow.py").write_text(HEAD + tests)
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    command = [sys.executable, checkout / ".ci" / "slow_tier"]
+    command = [sys.executable, checkout / ".ci" / "tier", "test-slow"]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
 
@@ -58,6 +58,12 @@ def test_a_slow_test_that_fails_twice_fails_the_run(checkout: Path) -> None:
     ran = run(checkout, GOOD + FLAKY + "def test_broken():\n    raise AssertionError\n")
     assert ran.returncode == 1
     assert "FLAKY" not in ran.stdout
+
+
+def test_a_run_with_many_failures_fails_without_a_second_try(checkout: Path) -> None:
+    ran = run(checkout, "".join(f"def test_{n}():\n    raise AssertionError\n" for n in range(6)))
+    assert ran.returncode != 0
+    assert "once more" not in ran.stdout
 
 
 def test_a_slow_tier_that_cannot_be_collected_fails_the_run(checkout: Path) -> None:

@@ -32,6 +32,7 @@ from feedrate import (
 from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.kernel import pillow
+from support.examples import examples
 from support.images import save_image
 from support.packs import IMAGE, LABEL, encode_image, make_image, write_images, write_pack
 
@@ -71,7 +72,7 @@ def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
 side = st.integers(1, 120)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     word=st.sampled_from(WORDS),
     kind=st.sampled_from(["baseline", "gray", "progressive", "PNG"]),

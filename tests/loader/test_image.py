@@ -15,6 +15,7 @@ from feedrate import CenterCrop, RandomCrop, RandomResizedCrop, Resize, View
 from feedrate.draws import draw_uniforms
 from feedrate.errors import UsageError
 from feedrate.loader.image import scale_boxes
+from support.examples import examples
 
 OPERATIONS = [
     RandomResizedCrop(32),
@@ -78,7 +79,7 @@ def _ks_distance(one: np.ndarray, two: np.ndarray) -> float:
     st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 5000)), min_size=1, max_size=30),
     st.integers(0, 99),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_boxes_are_inside_the_image_and_not_empty(sizes: list[tuple[int, int]], key: int):
     widths, heights = map(list, zip(*sizes, strict=True))
     for operation in OPERATIONS:
@@ -158,7 +159,7 @@ def test_boxes_on_a_field_of_half_the_size_show_the_same_part():
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200), st.integers(1, 200), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_scaled_boxes_stay_inside_and_not_empty(w: int, h: int, other_w: int, other_h: int, key: int):
     boxes = place(RandomResizedCrop(8), [w], [h], key)
     source, target = (np.array([w]), np.array([h])), (np.array([other_w]), np.array([other_h]))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from feedrate.loader.pipeline import Feed, FeedStopped, Meter
 from feedrate.loader.values import make_collate
+from support.examples import examples
 
 
 def start(make, steps: int, prefetch: int = 3, makers: int = 2, **options) -> Feed:
@@ -21,7 +22,7 @@ def start(make, steps: int, prefetch: int = 3, makers: int = 2, **options) -> Fe
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_results_come_in_order_and_end(steps: int, prefetch: int, makers: int):
     feed = start(lambda step: step, steps, prefetch, makers)
     assert [feed.take() for _ in range(steps)] == list(range(steps))

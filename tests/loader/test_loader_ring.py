@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from feedrate import Loader
 from feedrate.loader.batch import Ring
+from support.examples import examples
 from support.packs import write_images
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -62,7 +63,7 @@ def test_the_ring_grows_for_kept_buffers_and_shrinks_afterwards():
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_two_live_batches_ever_share_memory(steps: list[tuple[bool, int]]):
     ring, live = Ring((3, 5), spare=2), []
     for number, (lend, which) in enumerate(steps):

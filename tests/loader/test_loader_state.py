@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from feedrate import Loader, RandomResizedCrop
 from feedrate.errors import UsageError
+from support.examples import examples
 from support.packs import write_images, write_numbers
 
 N = 97
@@ -84,7 +85,9 @@ def test_an_epoch_must_be_a_whole_number_from_zero_on(pack: Path, epoch):
     batch=st.integers(1, 30), stop=st.integers(0, 12), then=st.integers(1, 30), world=st.integers(1, 5),
     order=st.sampled_from([None, "windowed"]),
 )  # fmt: skip
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_resuming_in_mid_epoch_gives_the_remaining_samples(pack: Path, batch, stop, then, world, order):
     with open_loader(pack, batch, order=order, seed=4) as loader:
         iterator = iter(loader)
@@ -131,7 +134,9 @@ def samples_of(ranks: list[list[list[int]]]) -> list[int]:
 
 
 @given(world=st.integers(1, 6), batch=st.integers(1, 9), n=st.integers(1, N), stop=st.integers(0, 9))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_sample_comes_once_on_equally_many_batches_whatever_the_ranks(pack, world, batch, n, stop):
     n = max(n, world)
     whole = give_all(open_ranks(pack, n, batch, world))
@@ -156,7 +161,9 @@ def test_every_sample_comes_once_on_equally_many_batches_whatever_the_ranks(pack
 @given(
     n=st.integers(9, N), remaining=st.integers(0, 30), batch=st.integers(1, 9), world=st.integers(1, 9),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_resume_on_other_ranks_gives_the_rest_or_says_that_it_is_left_out(pack, n, remaining, batch, world):
     remaining = min(n, remaining)
     with open_ranks(pack, n, 1, 1)[0] as loader:
@@ -176,7 +183,9 @@ def test_a_resume_on_other_ranks_gives_the_rest_or_says_that_it_is_left_out(pack
     then=st.tuples(st.integers(1, 9), st.integers(1, 5)),
     n=st.integers(5, N), stop=st.integers(0, 12), saving=st.integers(0, 4),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_ranks_that_stop_anywhere_are_followed_by_any_others_from_the_state_of_one(
     pack, first, then, n, stop, saving
 ):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feedrate import Loader, Resize, kernel
 from feedrate.loader.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController
 from feedrate.machine.cpu import count_usable_cores
+from support.examples import examples
 from support.packs import write_images
 
 Curve = Callable[[int], float]
@@ -189,7 +190,7 @@ def loops(draw: st.DrawFn) -> tuple[int, list[float], list[float]]:
 
 
 @given(loops())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_loop_gets_98_percent_of_the_best_fixed_number(
     case: tuple[int, list[float], list[float]],
 ) -> None:

@@ -14,6 +14,7 @@ from feedrate.draws import mix_array
 from feedrate.errors import UsageError
 from feedrate.loader.order import Given, Sequential, Shuffled, Weighted, Windowed, cut, permute
 from feedrate.loader.ranks import Shares
+from support.examples import examples
 from support.shuffles import measure_shuffle
 
 FROZEN = [75, 888, 871, 582, 127, 239]
@@ -25,13 +26,13 @@ def whole(order, epoch: int = 0) -> np.ndarray:
 
 
 @given(n=st.integers(0, 3000), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_permute_is_a_bijection(n: int, key: int):
     assert sorted(permute(np.arange(n, dtype=np.int64), n, key).tolist()) == list(range(n))
 
 
 @given(n=st.integers(2, 2**40), key=st.integers(0, 2**64 - 1), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_permute_stays_inside_and_apart_up_to_two_to_the_forty(n: int, key: int, data: st.DataObject):
     some = data.draw(st.lists(st.integers(0, n - 1), unique=True, min_size=1, max_size=50))
     images = permute(np.array(some, np.int64), n, key)
@@ -97,7 +98,7 @@ def test_windowed_order_reads_few_blocks_at_a_time():
 
 
 @given(n=st.integers(1, 5000), block=st.integers(1, 64), blocks=st.integers(1, 8), epoch=st.integers(0, 9))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_windowed_order_is_a_bijection(n: int, block: int, blocks: int, epoch: int):
     order = Windowed(n, seed=3, block=block, window_blocks=blocks)
     assert sorted(whole(order, epoch).tolist()) == list(range(n))
@@ -115,7 +116,7 @@ def test_epochs_and_seeds_give_other_orders(make: type):
     n=st.integers(1, 400), batch=st.integers(1, 40), world=st.integers(1, 9), start=st.integers(0, 400),
     drop_last=st.booleans(),
 )  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_ranks_cover_the_epoch_exactly_once(n: int, batch: int, world: int, start: int, drop_last: bool):
     start = min(start, n)
     ranks = [Shares(n, batch, rank, world, drop_last, start=start) for rank in range(world)]
@@ -140,7 +141,7 @@ def test_ranks_cover_the_epoch_exactly_once(n: int, batch: int, world: int, star
 
 
 @given(n=st.integers(1, 200), batch=st.integers(1, 20), world=st.integers(1, 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_padding_gives_every_rank_as_many_and_loses_nothing(n: int, batch: int, world: int):
     ranks = [Shares(n, batch, rank, world, pad=True) for rank in range(world)]
     used = []
@@ -156,7 +157,7 @@ def test_padding_gives_every_rank_as_many_and_loses_nothing(n: int, batch: int, 
     n=st.integers(1, 500), first=st.tuples(st.integers(1, 20), st.integers(1, 6)),
     second=st.tuples(st.integers(1, 20), st.integers(1, 6)), stop=st.integers(0, 30),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_resuming_on_other_ranks_gives_exactly_the_rest(n, first, second, stop):
     before = [Shares(n, first[0], r, first[1]) for r in range(first[1])]
     stop = min(stop, len(before[0]))
@@ -173,7 +174,7 @@ def test_resuming_on_other_ranks_gives_exactly_the_rest(n, first, second, stop):
     stopped=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(0, 20)), max_size=3),
     last=st.tuples(st.integers(1, 20), st.integers(1, 9)),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_an_epoch_that_goes_on_and_on_with_other_ranks_has_every_sample_once(n, kind, epoch, stopped, last):
     order = kind(n, seed=5).at(epoch)
     seen, start = [], 0
@@ -209,7 +210,7 @@ def test_weighted_draws_are_the_same_in_any_batch():
 
 
 @given(n=st.integers(0, 2000), middle=st.floats(0.01, 0.99))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_splits_are_disjoint_and_complete(n: int, middle: float):
     one, two = cut(n, (0, middle)), cut(n, (middle, 1))
     members = [s.positions(np.arange(len(s), dtype=np.int64)).tolist() for s in (one, two)]

@@ -17,6 +17,7 @@ from feedrate import AppendOptions, Dataset, Loader, PackOptions, append, pack, 
 from feedrate.errors import PackError, UsageError
 from feedrate.format.manifest import dump_manifest, read_manifest
 from feedrate.loader.order import cut, members
+from support.examples import examples
 from support.images import save_image
 from support.packs import write_numbers
 
@@ -135,7 +136,7 @@ def test_a_pack_whose_appends_do_not_add_up_is_damaged(packed: Path) -> None:
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8),
     edges=st.lists(st.floats(0, 1), min_size=2, max_size=5),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_no_sample_changes_sides_whatever_is_appended(sizes: list[int], edges: list[float]) -> None:
     fractions = [*zip(sorted({0.0, *edges, 1.0}), sorted({0.0, *edges, 1.0})[1:], strict=False)]
     side: dict[int, tuple[float, float]] = {}

@@ -11,11 +11,12 @@ from kernel_images import SAMPLINGS, make_jpeg
 
 from feedrate import kernel
 from feedrate.format.entries import AUTO, GPU, LEAST, MOST
+from support.examples import examples
 
 SIDES = st.integers(1, 140)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.sampled_from(SAMPLINGS), SIDES, SIDES, st.sampled_from((0, 1, 3, 7)),
     st.integers(LEAST, 400) | st.integers(1, MOST), st.integers(30, 98), st.data(),

@@ -22,6 +22,7 @@ from kernel_images import (
 
 from feedrate import kernel
 from feedrate.kernel import Status
+from support.examples import examples
 
 
 def try_decode(data: bytes) -> np.ndarray | None:
@@ -60,7 +61,7 @@ def test_words_say_how_much_of_a_cut_file_is_there() -> None:
 
 
 @given(st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_changed_bytes_never_crash(data: st.DataObject) -> None:
     sampling = data.draw(st.sampled_from(SAMPLINGS))
     restart = data.draw(st.sampled_from([0, 3]))
@@ -88,7 +89,7 @@ def test_a_small_file_is_judged_alike_whether_its_tables_are_new_or_well_known()
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_bytes_after_the_start_of_a_jpeg_end_in_words(tail: bytes) -> None:
     data = b"\xff\xd8\xff" + tail
     assert kernel.scan(data).reason
@@ -96,7 +97,7 @@ def test_any_bytes_after_the_start_of_a_jpeg_end_in_words(tail: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_entropy_coded_bytes_are_survived(tail: bytes) -> None:
     data = make_jpeg(40, 36, "4:2:0")
     begin = find_frame(data, 0xDA)

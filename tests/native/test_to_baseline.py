@@ -14,6 +14,7 @@ from kernel_images import SAMPLINGS, encode, find_frame, make_jpeg, make_pixels
 from PIL import Image
 
 from feedrate import kernel
+from support.examples import examples
 
 # What has to be done to a picture with this EXIF orientation.
 TURNS = {
@@ -34,7 +35,7 @@ def pixels_of(data: bytes) -> np.ndarray:
     sampling=st.sampled_from(["gray", "4:4:4", "4:2:2", "4:2:0"]), progressive=st.booleans(),
     restart=st.sampled_from([0, 0, 1, 5]),
 )  # fmt: skip
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_progressive_jpeg_keeps_every_pixel(
     width: int, height: int, quality: int, seed: int, sampling: str, progressive: bool, restart: int
 ) -> None:
@@ -124,7 +125,7 @@ def test_a_file_with_a_quantiser_of_zero_is_left_alone() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_damage_ends_in_none_or_in_a_sound_file(data: st.DataObject) -> None:
     jpeg = bytearray(make_jpeg(40, 24, data.draw(st.sampled_from(["gray", "4:2:0"])), progressive=True))
     for _ in range(data.draw(st.integers(1, 4))):

@@ -25,6 +25,7 @@ from feedrate.packing.build.plan import ShardTask
 from feedrate.packing.check import quality
 from feedrate.packing.results import PackResult
 from feedrate.packing.values import find_orientation, inspect_image
+from support.examples import examples
 from support.images import read_tree, save_image
 
 SMALL = PackOptions(shard_bytes=100_000, workers=1)
@@ -164,7 +165,7 @@ def make(
     label=st.integers(-(2**63), 2**63 - 1),
     side=st.integers(1, 40),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_members_are_those_that_tarfile_makes(
     stem: str, label: int, side: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -311,7 +312,7 @@ def add_segments(image: bytes, segments: list[bytes]) -> bytes:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_wherever_exif_is_found_the_headers_said_to_look(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

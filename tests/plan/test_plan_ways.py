@@ -20,6 +20,7 @@ from feedrate.plan.node import describe_node
 from feedrate.plan.results import Plan, Way
 from feedrate.plan.ways import make_plan, recommend
 from feedrate.report.plan import draw_plan
+from support.examples import examples
 from support.plans import make_node, make_store, make_survey, make_way, near
 
 QUICK_GPU = near(4700, GIVEN)
@@ -283,7 +284,7 @@ def test_more_memory_than_a_machine_without_a_limit_has_free_is_not_asked_of_slu
 sizes = st.floats(1, 1e9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     samples=st.floats(1, 1e10), sample_bytes=st.floats(10, 1e8), rate=st.none() | st.floats(0.1, 1e6),
     memory=st.floats(1e6, 1e13), free=st.floats(0, 1e15), epochs=st.integers(1, 1000), gpus=st.integers(0, 8),

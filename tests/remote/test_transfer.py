@@ -21,6 +21,7 @@ from feedrate.remote import connections, transfer
 from feedrate.remote.addresses import Place
 from feedrate.remote.copier import Incoming
 from feedrate.remote.transfer import RateLimit, Stopped, Transfer
+from support.examples import examples
 from support.range_server import serve
 
 
@@ -92,7 +93,7 @@ def test_files_arrive_whole(arrivals: Arrivals) -> None:
     assert sum(counted) == sum(map(len, DATA.values()))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=6),
     there=st.lists(st.integers(0, 3500), min_size=6, max_size=6),
@@ -111,7 +112,7 @@ def test_whatever_was_there_before_the_bytes_are_those_of_the_source(
     assert arrivals.whole == text(server.files)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=150),
     there=st.lists(st.sampled_from(["nothing", "a beginning", "all of it", "other bytes", "more"])),

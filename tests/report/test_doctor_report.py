@@ -32,6 +32,7 @@ from support.diagnoses import (
     make_storage_bound,
 )
 from support.doctor_sample import BLOCK, PAGE, README, README_BLOCKS, draw_example, draw_sample
+from support.examples import examples
 from support.paths import DATA
 
 GOLDEN = DATA / "doctor"
@@ -152,7 +153,7 @@ def without_code(diagnosis: Diagnosis) -> Diagnosis:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_any_diagnosis_is_drawn_on_at_most_30_lines(seed: int) -> None:
     diagnosis = make_odd(random.Random(seed))
     assert len(draw_diagnosis(without_code(diagnosis)).splitlines()) <= 30

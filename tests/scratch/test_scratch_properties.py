@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from feedrate.errors import FeedrateError
 from feedrate.scratch.commands import collect_garbage, remove_copies
+from support.examples import examples
 from support.scratch_copies import make_files, make_pack, stage
 
 DEEDS = (
@@ -78,7 +79,7 @@ def do(deed: str, here: Path, there: Path, pick: int) -> None:
             (here / "aside").rename(second)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     is_pack=st.booleans(),
     deeds=st.lists(

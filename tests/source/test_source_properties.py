@@ -26,6 +26,7 @@ from feedrate.source.opening import open_reader
 from feedrate.source.record import ContainerValue, FileRange, Record
 from feedrate.source.tfrecord import BytesFeature, parse_example
 from feedrate.source.values import UnusableValue
+from support.examples import examples
 from support.sources import (
     dump_example,
     jpeg,
@@ -34,7 +35,9 @@ from support.sources import (
     write_zip,
 )
 
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 parts = st.text(
     st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), exclude_characters="/\\:."),
     min_size=1,

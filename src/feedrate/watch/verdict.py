@@ -12,6 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
+from feedrate.model import limits
 from feedrate.units import format_bytes, format_count, format_percent
 from feedrate.watch.results import MemoryUse, Shares, Verdict, WatchedJob, WatchedProcess
 
@@ -38,11 +39,11 @@ UNKNOWN = "From outside it cannot be told whether data is the limit"
 
 def settle(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict that most of the latest readings gave, in the words of the newest such."""
-    counts = Counter(verdict.title for verdict in verdicts)
+    codes = [verdict.codes for verdict in verdicts]
+    counts = Counter(codes)
     # Of two that came as often, the later one.
-    titles = [verdict.title for verdict in verdicts]
-    best = max(counts, key=lambda title: (counts[title], len(titles) - titles[::-1].index(title)))
-    return next(verdict for verdict in reversed(verdicts) if verdict.title == best)
+    best = max(counts, key=lambda of: (counts[of], len(codes) - codes[::-1].index(of)))
+    return next(verdict for verdict in reversed(verdicts) if verdict.codes == best)
 
 
 def judge(job: WatchedJob) -> Verdict:
@@ -72,7 +73,7 @@ def _find_short_memory(job: WatchedJob) -> Verdict | None:
         reason += f", and {memory.major_faults_per_s:,.0f} page faults a second wait for a disk"
     less = "fewer workers, smaller caches or batches" if job.workers else "smaller caches or batches"
     more = _word_more_memory(memory)
-    return _verdict(job, "memory-pressure", "Memory is short", reason, f"{less}; or {more}")
+    return _verdict(job, limits.MEMORY, reason, f"{less}; or {more}")
 
 
 def _word_more_memory(memory: MemoryUse) -> str:
@@ -88,7 +89,7 @@ def _find_quota(job: WatchedJob) -> Verdict | None:
         return None
     reason = f"the CPU quota of {cores.quota:g} cores stopped the job {format_percent(throttled)} of the time"
     remedy = "ask for more cores (Slurm: --cpus-per-task, Docker: --cpus)"
-    return _verdict(job, "workers-pinned", "The job's CPU quota holds it up", reason, remedy)
+    return _verdict(job, limits.PINNED, reason, remedy)
 
 
 def _find_busy_gpu(job: WatchedJob) -> Verdict | None:
@@ -97,13 +98,7 @@ def _find_busy_gpu(job: WatchedJob) -> Verdict | None:
     if max(shares, default=0.0) >= _SHARED_GPU:
         theirs = format_percent(max(shares))
         reason = f"other processes have {theirs} of the GPU's time; it is {_percent(busy)} busy"
-        return _verdict(
-            job,
-            "contended",
-            "Other processes take the machine",
-            reason,
-            "another GPU, or wait for them to end",
-        )
+        return _verdict(job, limits.CONTENDED, reason, "another GPU, or wait for them to end")
     if busy is None or busy < _GPU_BUSY:
         return None
     reason = f"{_word_gpus(job)} {_percent(busy)} busy"
@@ -126,8 +121,7 @@ def _find_blocked_trainer(job: WatchedJob) -> Verdict | None:
     if written > max(read, _READS):
         remedy = "write less often, in a thread, or to local scratch"
         reason += f", and writes {format_bytes(written)}/s"
-        title = "Writing files holds up the training loop"
-        return _verdict(job, ("write-bound", "checkpoint-bound"), title, reason, remedy)
+        return _verdict(job, (limits.WRITE, limits.CHECKPOINT), reason, remedy)
     return _storage(job, reason)
 
 
@@ -145,14 +139,14 @@ def _find_crowd(job: WatchedJob) -> Verdict | None:
         name = "" if cores.biggest_other is None else f", most by {cores.biggest_other[0]}"
         reason += f"; others use {cores.others:.1f} of {cores.allowed} cores{name}"
         remedy = "another node, or exclusive use of the cores"
-        return _verdict(job, "contended", "Other processes take the machine", reason, remedy)
+        return _verdict(job, limits.CONTENDED, reason, remedy)
     if job.workers and len(job.workers) + len(job.trainers) > cores.limit:
         many = format_count(len(job.workers), "worker")
         reason = f"{many} and the training share {cores.limit:g} cores; {reason}"
         if cores.allowed < cores.machine:
             reason += f"; the machine has {cores.machine}"
         remedy = "fewer workers, or more cores (Slurm: --cpus-per-task)"
-        return _verdict(job, "workers-oversubscribed", "More workers than cores", reason, remedy)
+        return _verdict(job, limits.OVERSUBSCRIBED, reason, remedy)
     return None
 
 
@@ -181,9 +175,7 @@ def _judge_workers(job: WatchedJob) -> Verdict:
     if gpu is not None and trainer.computing >= _COMPUTES:
         computes = f"the training process computes {_percent(trainer.computing)} of the time on its core"
         reason = f"{computes}, and {_word_gpus(job)} {_percent(gpu)} busy"
-        return _verdict(
-            job, ("main-thread-bound", "sync-bound"), "The training loop's own Python holds it up", reason, ""
-        )
+        return _verdict(job, (limits.MAIN_THREAD, limits.SYNC), reason, "")
     if job.gpus:
         return _cannot_tell(
             job, f"{waits}, and computes {_percent(trainer.computing)} of it{_word_mute(job)}"
@@ -206,11 +198,10 @@ def _busy_workers(job: WatchedJob, reason: str) -> Verdict:
         reason += f"; {job.cores.idle:.1f} of {job.cores.limit:g} cores are idle"
         ranks = max(len(job.trainers), 1)
         more = f"DataLoader(..., num_workers={-(-(count + idle) // ranks)})"
-        return _verdict(job, "workers-starved", "Too few workers", reason, f"{more}, now {count // ranks}")
+        return _verdict(job, limits.STARVED, reason, f"{more}, now {count // ranks}")
     reason += f", on {job.cores.job:.1f} of {job.cores.limit:g} cores"
-    title = "Training waits for its workers, which decode or transform"
     remedy = "feedrate.Loader decodes only what the crop needs; or more cores"
-    return _verdict(job, ("decode-bound", "transform-bound"), title, reason, remedy)
+    return _verdict(job, (limits.DECODE, limits.TRANSFORM), reason, remedy)
 
 
 def _judge_alone(job: WatchedJob) -> Verdict:
@@ -235,16 +226,14 @@ def _judge_alone(job: WatchedJob) -> Verdict:
         return _cannot_tell(job, f"{used}; {which} cannot be seen")
     reason = f"{_word_gpus(job)} {_percent(gpu)} busy; {used}"
     if cores.job >= 0.8 * cores.limit:
-        title = "Training waits for its data, which threads decode or transform"
-        return _verdict(job, ("decode-bound", "transform-bound"), title, reason, "more cores")
+        return _verdict(job, (limits.DECODE, limits.TRANSFORM), reason, "more cores")
     reads = sum(one.read_bytes_per_s or 0.0 for one in job.trainers)
     if computing >= _COMPUTES and cores.job < 2 and reads >= _READS:
         reason += f"; the training process reads its data itself, {format_bytes(reads)}/s"
         remedy = f"DataLoader(..., num_workers={max(1, int(cores.limit) - 1)})"
-        return _verdict(job, "workers-starved", "Too few workers", reason, remedy)
+        return _verdict(job, limits.STARVED, reason, remedy)
     if computing >= _COMPUTES and cores.job < 2:
-        title = "The training loop's own Python holds it up"
-        return _verdict(job, ("main-thread-bound", "workers-starved"), title, reason, "")
+        return _verdict(job, (limits.MAIN_THREAD, limits.STARVED), reason, "")
     return _cannot_tell(job, reason)
 
 
@@ -258,24 +247,28 @@ def _storage(job: WatchedJob, reason: str) -> Verdict:
         "feedrate stage DATA --scratch DIR brings it to a local disk" if is_network
         else "feedrate pack DATA PACK for many small files; a cache in memory for later epochs"
     )  # fmt: skip
-    return _verdict(job, ("storage-bound", "cold-cache"), "Training waits for storage", reason, remedy)
+    return _verdict(job, (limits.STORAGE, limits.COLD_CACHE), reason, remedy)
 
 
 def _unused_gpu(job: WatchedJob) -> Verdict:
     numbers = ", ".join(map(str, job.free_gpus[:4]))
     reason = f"the job computes on {job.cores.job:.1f} cores; nobody uses GPU {numbers}"
     remedy = "a build with CUDA, and the model moved to the GPU"
-    return _verdict(job, "gpu-unused", "A GPU is here, and the training does not use it", reason, remedy)
+    return _verdict(job, limits.UNUSED_GPU, reason, remedy)
 
 
 def _good(reason: str) -> Verdict:
     remedy = "nothing to do for the data; half precision or a larger batch may speed up the model"
-    title = "The device is the limit: this is the good case"
-    return Verdict(("device-bound",), title, reason, remedy, "", is_good=True)
+    code = limits.DEVICE
+    return Verdict((code,), limits.LIMITS[code].title, reason, remedy, "", is_good=True)
 
 
-def _verdict(job: WatchedJob, codes: str | tuple[str, ...], title: str, reason: str, remedy: str) -> Verdict:
-    return Verdict((codes,) if isinstance(codes, str) else codes, title, reason, remedy, suggest(job))
+def _verdict(job: WatchedJob, codes: str | tuple[str, ...], reason: str, remedy: str) -> Verdict:
+    codes = (codes,) if isinstance(codes, str) else codes
+    title = limits.LIMITS[codes[0]].title
+    if codes == (limits.DECODE, limits.TRANSFORM):  # from outside they are the same
+        title += f", or {limits.LIMITS[limits.TRANSFORM].noun}"
+    return Verdict(codes, title, reason, remedy, suggest(job))
 
 
 def _cannot_tell(job: WatchedJob, reason: str) -> Verdict:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import feedrate
 from feedrate.doctor.analyse.loader_call import recognise_call
 from feedrate.doctor.analyse.metrics import LoaderCall
+from support.examples import examples
 from support.packs import write_images
 
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2"
@@ -350,7 +351,7 @@ def spoil(value: Any, rng: random.Random, is_inside: bool = False) -> Any:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_odd_values_in_a_scripts_objects_are_no_reason_to_fail(seed: int) -> None:
     facts = spoil(EVERYTHING, random.Random(seed))
     call = recognise_call(facts["loader"], facts["batch"], facts["pipeline"], facts["calls"])

@@ -21,6 +21,7 @@ from feedrate.loader.threads import (
     ThreadController,
     Window,
 )
+from support.examples import examples
 from support.fake_gpu import FakeGpu
 from support.packs import write_images, write_mixed
 
@@ -218,7 +219,7 @@ def test_what_was_found_holds_for_the_next_epoch() -> None:
     assert loop.share.share == found >= 0.75
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     cores=st.integers(1, 32), cpu_s=st.floats(0.05, 2), step_s=st.floats(0.02, 1),
     gpu_s=st.floats(0.001, 0.2), runs_ahead=st.booleans(),

@@ -18,6 +18,7 @@ from feedrate.errors import AlreadyExists, BadSample, NotFound, SourceError, Usa
 from feedrate.files.lock import folder_lock
 from feedrate.format.manifest import read_manifest
 from feedrate.packing.check.describe import describe
+from support.examples import examples
 from support.images import read_tree
 from support.packs import write_numbers
 
@@ -211,7 +212,7 @@ def test_an_unfinished_pack_and_no_pack_are_refused(packed: Path) -> None:
 finite = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
 
 
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=examples(25))
 @given(values=st.lists(finite, min_size=1, max_size=30))
 def test_any_numbers_come_back(tmp_path_factory: pytest.TempPathFactory, values: list[float | int]) -> None:
     folder = tmp_path_factory.mktemp("numbers")
@@ -230,7 +231,7 @@ def test_any_numbers_come_back(tmp_path_factory: pytest.TempPathFactory, values:
         assert all(math.isclose(a, float(b), rel_tol=0) for a, b in zip(found, values, strict=True))
 
 
-@hypothesis_settings(max_examples=25)
+@hypothesis_settings(max_examples=examples(25))
 @given(values=st.lists(st.text(min_size=1), min_size=1, max_size=30))
 def test_any_texts_come_back(tmp_path_factory: pytest.TempPathFactory, values: list[str]) -> None:
     folder = tmp_path_factory.mktemp("texts")

@@ -35,6 +35,7 @@ from feedrate.format.manifest import dump_manifest, parse_manifest, read_manifes
 from feedrate.packing.check.describe import describe
 from feedrate.packing.check.quality_report import read_quality
 from support.damage import without_digest
+from support.examples import examples
 from support.images import read_tree, save_image
 from support.packs import LABEL, write_pack
 
@@ -315,7 +316,7 @@ packs_of_labels = st.lists(
 
 
 @given(packs=packs_of_labels)
-@hypothesis_settings(max_examples=20)
+@hypothesis_settings(max_examples=examples(20))
 def test_whatever_the_class_lists_every_sample_keeps_its_class(
     tmp_path_factory: pytest.TempPathFactory, packs: list[tuple[list[str], list[int]]]
 ) -> None:

@@ -35,6 +35,7 @@ from feedrate.packing.check.describe import describe
 from feedrate.packing.indexing import local
 from feedrate.progress import Tick
 from support.contracts import plain
+from support.examples import examples
 from support.images import read_tree, save_image
 
 IMAGES = 24
@@ -438,7 +439,7 @@ VALUES = st.tuples(st.binary(min_size=1, max_size=900), st.text(min_size=1, max_
 
 
 @given(st.lists(VALUES, min_size=1, max_size=8))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_any_values_in_a_tar_are_found_again(
     tmp_path_factory: pytest.TempPathFactory, members: list[tuple[bytes, str]]
 ) -> None:

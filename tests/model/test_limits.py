@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words for limits: the doctor's, and everybody else's."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from feedrate.doctor.findings.catalogue import CATALOGUE
+from feedrate.model.limits import LIMITS
+from support import paths
+
+SOURCES = paths.ROOT / "src" / "feedrate"
+
+
+def test_doctor_knows_the_same_limits_by_the_same_titles() -> None:
+    assert {entry.code: entry.title for entry in CATALOGUE} == {
+        code: limit.title for code, limit in LIMITS.items()
+    }
+
+
+@pytest.mark.parametrize("path", [SOURCES / "watch" / "verdict.py"], ids=lambda path: str(path.name))
+def test_who_names_a_limit_takes_the_words_from_there(path: Path) -> None:
+    constants = [
+        node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+    ]
+    words = {one for one in constants if isinstance(one, str)}
+    assert words.isdisjoint(LIMITS)
+    assert words.isdisjoint(limit.title for limit in LIMITS.values())
+    assert not [one for one in words if re.fullmatch("[a-z-]+-bound", one)]
