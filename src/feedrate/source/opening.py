@@ -211,7 +211,7 @@ def _open_files(place: Place, files: list[PlacedFile], spool: Spool, options: So
         raise SourceError(
             f"{place.address(first.path)} is a RecordIO file, which feedrate no longer reads",
             hint="take it apart with MXNet: MXRecordIO(FILE, 'r').read() gives records, and "
-            "recordio.unpack(record) label and image file of each; write class folders or a tar, and pack that",
+            "recordio.unpack(record) label and image of each; write class folders or a tar, and pack that",
         )
     if kind.is_archive:
         return _open_archives(place, files, spool, options, kind)
