@@ -100,7 +100,6 @@ alone = Run("{photos} --workers 1 --threads 1")
 spectrograms = Run("{waves} --workers {cores}")
 trainer = Run("--data-dir {photos}")
 shards = Run("{mount} --workers 4", surroundings=LATE)
-dali = Run("{mount}", surroundings=LATE)
 crops = Run("{volume} --workers {cores}")
 preloaded = Run("{large-photos}")
 safely = Run("--out {out}")
@@ -217,11 +216,6 @@ CASES = (
         "an IterableDataset of one shard on a server that is 4 ms away: three of four workers have no data",
         "train_shards.py", shards, changed(shards, "--shards 4"), remedies=("more-shards",), needs=FUSE,
         tier="slow", model="net",
-    ),
-    Case(
-        "dali-one-thread", "loader-bound",
-        "a pipeline of DALI's (its look-alike) with one thread reads from a server that is 4 ms away",
-        "train_dali.py", dali, changed(dali, "--threads 4"), needs=FUSE, model="net",
     ),
     Case(
         "crops-of-clips", "large-views",

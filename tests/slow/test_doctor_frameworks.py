@@ -27,7 +27,7 @@ from support.frameworks import find_loops_python
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.TRIAL, layout.TRIAL, layout.REPLAY_HALF_BATCH]
+ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.TRIAL, layout.TRIAL]
 
 # A Python loop makes each sample, and no two are alike. MOST: steps after which the script ends by itself.
 SLOW = """

@@ -93,7 +93,7 @@ def test_what_a_step_does_leaves_no_trace_once_the_run_is_spoilt(tmp_path: Path,
     assert run.of("end")[-1]["how"] == "experiments"
     if outcome == "held":
         assert run.of("end")[-1]["error"] is None
-        assert layout.REPLAY_HALF_BATCH in run.phases()
+        assert layout.REPLAY in run.phases()
     else:
         assert run.of("end")[-1]["error"] is not None
         assert layout.REPLAY not in run.phases()
@@ -171,14 +171,7 @@ def test_workers_of_every_kind_are_gone_at_the_end(tmp_path: Path, context: str)
         """,
         settings={"try_workers": [1]},
     )
-    assert run.phases() == [
-        layout.DRAIN,
-        layout.AGAIN,
-        layout.REPLAY,
-        layout.TRIAL,
-        layout.TRIAL,
-        layout.REPLAY_HALF_BATCH,
-    ]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.TRIAL, layout.TRIAL]
     assert (run.output, run.errors) == ("", "")
     assert run.leftovers == ()
 
@@ -240,7 +233,7 @@ def test_a_dataset_and_its_workers_write_nothing_however_they_were_started(
     lines = (tmp_path / "out" / "asked.txt").read_text().splitlines()
     assert 20 * 4 <= len(lines) <= (20 + 4) * 4
     assert sorted((tmp_path / "out" / "begun.txt").read_text().split()) == ["0", "1"]
-    assert layout.REPLAY_HALF_BATCH in run.phases()
+    assert layout.REPLAY in run.phases()
     assert run.leftovers == ()
 
 
@@ -260,7 +253,7 @@ def test_a_dataset_may_use_temporary_files_and_programs_in_the_experiments(tmp_p
             train(x, y)
         """,
     )
-    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
     assert run.of("trouble") == []
     assert run.leftovers == ()
 
@@ -285,7 +278,7 @@ def test_a_dataset_that_writes_to_a_mapped_file_does_not_reach_it_in_the_experim
     import numpy
 
     assert 80 <= numpy.fromfile(tmp_path / "out" / "seen.bin").sum() <= 88
-    assert layout.REPLAY_HALF_BATCH in run.phases()
+    assert layout.REPLAY in run.phases()
 
 
 def test_a_daemon_thread_that_saves_is_waited_for(tmp_path: Path) -> None:
@@ -305,7 +298,7 @@ def test_a_daemon_thread_that_saves_is_waited_for(tmp_path: Path) -> None:
         """,
     )
     assert run.tree("out") == {"last.pt": bytes(200_000)}
-    assert layout.REPLAY_HALF_BATCH in run.phases()
+    assert layout.REPLAY in run.phases()
 
 
 @pytest.mark.parametrize(
@@ -331,7 +324,7 @@ def test_a_thread_that_does_nothing_before_it_opens_its_file_is_waited_for(
         """,
     )
     assert run.tree("out") == {"last.pt": bytes(200_000)}
-    assert layout.REPLAY_HALF_BATCH in run.phases()
+    assert layout.REPLAY in run.phases()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -358,5 +351,5 @@ def test_a_large_file_that_is_open_for_writing_is_read_as_it_is(tmp_path: Path, 
             train(x, y)
         """,
     )
-    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
     assert run.of("trouble") == []

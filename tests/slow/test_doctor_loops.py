@@ -13,7 +13,7 @@ from support.doctor_scripts import STEPS, run_script
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+ALL = [layout.DRAIN, layout.AGAIN, layout.REPLAY]
 
 
 def test_gradient_accumulation_counts_batches_as_steps(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_two_loaders_asked_in_turn_are_fed_together(tmp_path: Path) -> None:
             train(x + more, y)
         """,
     )
-    assert run.phases() == ALL[:3]
+    assert run.phases() == ALL
     assert run.of("end")[-1]["error"] is None
 
 
@@ -184,7 +184,7 @@ def test_a_dataset_that_fails_in_the_experiments_does_not_bring_the_loop_down(tm
     )
     assert run.code == 0
     assert run.errors == ""
-    assert run.phases()[-2:] == [layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.phases()[-1] == layout.REPLAY
     assert "a damaged file" in run.of("trouble")[0]["error"]
 
 
@@ -209,7 +209,7 @@ def test_a_model_that_takes_views_of_its_images_is_told_so(tmp_path: Path) -> No
             train(x, y)
         """,
     )
-    assert run.phases()[-1] == layout.REPLAY_HALF_BATCH
+    assert run.phases()[-1] == layout.REPLAY
     reasons = {fact["phase"]: fact["why"] for fact in run.of("skipped")}
     assert reasons[layout.REPLAY_CHANNELS_LAST].startswith(
         "the loop was left when it was tried: RuntimeError: view size is not compatible"

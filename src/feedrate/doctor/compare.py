@@ -9,7 +9,6 @@ once are another training.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -323,15 +322,6 @@ class _Comparison:
         self.notes.append(f"the prediction was for {wanted} workers; with {now} it says nothing")
         return False
 
-    def _has_larger_batch(self, one: Remedy) -> bool:
-        grown = self.after.run.samples_per_step / (self.before.run.samples_per_step or math.nan)
-        if not (is_number(grown) and grown > 1.2):
-            return False
-        if 1.8 <= grown <= 2.2:
-            return True
-        self.notes.append(f"'{one.title}' was predicted for twice the batch, not for {grown:.1f} times")
-        return False
-
     def _is_moved(self, _: Remedy) -> bool:
         if self.after.uses_feedrate and not self.before.uses_feedrate:
             return False
@@ -364,7 +354,6 @@ class _Comparison:
         "more-workers": _has_other_workers,
         "fewer-workers": _has_other_workers,
         "more-shards": lambda self, _: self._has_turned("workers without data", lambda value: value == "0"),
-        "larger-batch": _has_larger_batch,
         "persistent-workers": lambda self, _: self._has_turned("persistent workers", _is_true),
         "pinned-memory": lambda self, _: self._has_turned("pinned memory", _is_true),
         "uint8-transfer": lambda self, _: self._has_turned("batch", lambda value: "uint8" in value),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STORAGE, COLD_CACHE, DECODE, TRANSFORM = "storage-bound", "cold-cache", "decode-bound", "transform-bound"
-REPEATED, HANDOVER, UNPACK, LOADER = "repeated-work", "handover-bound", "unpack-bound", "loader-bound"
+REPEATED, HANDOVER, UNPACK = "repeated-work", "handover-bound", "unpack-bound"
 STARVED, OVERSUBSCRIBED, PINNED = "workers-starved", "workers-oversubscribed", "workers-pinned"
 IDLE_WORKERS, CONTENDED, MEMORY, SMALL_SHM = "workers-idle", "contended", "memory-pressure", "shm-too-small"
 COPY, SYNC, READBACK, WRITE = "copy-bound", "sync-bound", "readback-bound", "write-bound"
@@ -55,7 +55,6 @@ LIMITS: dict[str, Limit] = {
             "decoding at the start",
         ),
         Limit(HANDOVER, "Handing batches over holds up the training", "handing batches over"),
-        Limit(LOADER, "Training waits for its loader", "the loader"),
         Limit(CONTENDED, "Other processes take the machine", "other processes"),
         Limit(MEMORY, "Memory is short", "memory"),
         Limit(SMALL_SHM, "/dev/shm is too small for the workers' batches", "/dev/shm"),

@@ -31,7 +31,6 @@ _PHASES = {
     "trial": "other workers",
     "replay": "batches from memory",
     "replay-half-precision": "half precision",
-    "replay-half-batch": "half batches",
     "replay-channels-last": "channels last",
     "replay-loader-layout": "laid out as a Loader's",
 }

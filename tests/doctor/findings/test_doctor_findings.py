@@ -36,7 +36,7 @@ def test_the_catalogue_holds_every_promised_code() -> None:
         "memory-pressure", "cold-cache", "epoch-start-pause", "validation-bound", "checkpoint-bound",
         "slow-rank",
         "shm-too-small", "gpu-unused", "write-bound", "readback-bound", "contended", "repeated-work",
-        "workers-idle", "large-views", "unpack-bound", "slow-start", "loader-bound",
+        "workers-idle", "large-views", "unpack-bound", "slow-start",
     }  # fmt: skip
 
 

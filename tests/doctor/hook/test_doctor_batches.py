@@ -70,9 +70,6 @@ def test_a_gradient_that_the_loop_asks_for_stays_with_the_loop() -> None:
 def test_the_memory_format_of_a_kept_batch_is_that_of_the_batch() -> None:
     image = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
     assert batches.Kept(image).again().stride() == image.stride()
-    half = batches.Kept(image).half()
-    assert half is not None
-    assert half.again().is_contiguous(memory_format=torch.channels_last)
 
 
 def test_an_object_of_the_users_own_is_kept_with_its_tensors() -> None:
@@ -87,18 +84,6 @@ def test_batches_are_kept_under_inference_mode() -> None:
         kept = batches.Kept(torch.arange(3.0))
         kept.again().add_(1)
         assert kept.again().tolist() == [0, 1, 2]
-
-
-def test_half_of_a_batch_has_half_of_everything_that_counts_samples() -> None:
-    half = batches.Kept((torch.arange(8.0).reshape(4, 2), torch.arange(4), ["a", "b", "c", "d"])).half()
-    assert half is not None
-    x, y, names = half.again()
-    assert (x.shape[0], y.shape[0], names) == (2, 2, ["a", "b"])
-
-
-@pytest.mark.parametrize("batch", [torch.ones(1, 3), (torch.ones(4), torch.ones(2)), torch.tensor(1)])
-def test_a_batch_without_halves_has_none(batch: Any) -> None:
-    assert batches.Kept(batch).half() is None
 
 
 def test_one_changed_sample_changes_the_digest() -> None:

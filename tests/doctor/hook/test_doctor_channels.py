@@ -215,7 +215,7 @@ def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(t
         """,
     )
     assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
-    ends = [layout.REPLAY_HALF_BATCH, layout.REPLAY_CHANNELS_LAST, layout.REPLAY_LOADER_LAYOUT]
+    ends = [layout.REPLAY, layout.REPLAY_CHANNELS_LAST, layout.REPLAY_LOADER_LAYOUT]
     assert run.phases()[-3:] == ends
     detail = run.detail(layout.REPLAY_CHANNELS_LAST)
     assert sorted(detail) == ["last_cpu_s", "last_s", "plain_cpu_s", "plain_s", "samples"]

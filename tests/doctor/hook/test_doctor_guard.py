@@ -17,7 +17,6 @@ from feedrate.doctor.hook.feedrate_hook.guard.guard import Guard
 from support.doctor_scripts import BATCH, PRELUDE, SAVERS, STEPS, Run, run_script
 
 pytest.importorskip("torch")
-HALF_BATCH = layout.REPLAY_HALF_BATCH
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def test_nothing_that_a_script_saves_changes_after_the_first_experiment(saving_r
 
 
 def test_the_loop_of_a_script_that_saves_much_is_measured_to_the_end(saving_run: Run) -> None:
-    assert saving_run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert saving_run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
     assert saving_run.of("end")[-1]["error"] is None
 
 
@@ -146,7 +145,7 @@ def test_what_a_dataset_writes_when_the_doctor_asks_it_is_held_back(
     )
     ahead = 2 * workers  # batches that the real run had asked for when it stood still
     assert BATCH * STEPS <= count_asked(run) <= BATCH * (STEPS + ahead)
-    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, *[layout.TRIAL] * 2, HALF_BATCH]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, *[layout.TRIAL] * 2]
     assert run.of("end")[-1]["error"] is None
     assert run.leftovers == ()
 
@@ -227,7 +226,7 @@ def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path, start:
         prelude=PRELUDE + SAVING,
     )
     assert run.tree("out") == {"last.pt": bytes(200_000)}
-    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, HALF_BATCH]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
     assert run.leftovers == ()
 
 
@@ -274,7 +273,7 @@ def test_an_idle_thread_that_was_there_before_the_loop_is_not_waited_for(tmp_pat
         """,
         settings={"writers_seconds": 0.2},
     )
-    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, HALF_BATCH]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
 
 
 def test_a_thread_that_reports_to_standard_output_is_not_waited_for_where_that_is_a_file(
@@ -294,7 +293,7 @@ def test_a_thread_that_reports_to_standard_output_is_not_waited_for_where_that_i
         """,
         settings={"writers_seconds": 0.2},
     )
-    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY, HALF_BATCH]
+    assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc")

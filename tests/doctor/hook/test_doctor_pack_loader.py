@@ -205,7 +205,7 @@ for epoch in range(1000):
         train(x.float().mean(dim=(2, 3)), y)
         print("step", flush=True)
 """
-TRIED = [layout.DRAIN, layout.AGAIN, layout.REPLAY, layout.REPLAY_HALF_BATCH]
+TRIED = [layout.DRAIN, layout.AGAIN, layout.REPLAY]
 
 
 def test_the_loader_is_drained_and_its_batches_are_replayed(pack: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_loader_that_fetches_is_replayed_but_not_drained(tmp_path: Path, pack_
     assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
     assert run.of("loader")[0]["remote"] is True
     assert run.of("loader-stats")[-1]["requests"] > 0
-    assert run.phases() == [layout.REPLAY, layout.REPLAY_HALF_BATCH]
+    assert run.phases() == [layout.REPLAY]
     skipped = {fact["phase"]: fact["why"] for fact in run.of("skipped")}
     assert "fetches a remote pack" in skipped[layout.DRAIN]
     assert skipped[layout.AGAIN] == skipped[layout.DRAIN]

@@ -209,11 +209,6 @@ class UsedLoader:
         return str(self.get("framework") or "")
 
     @property
-    def opaque(self) -> str:
-        """Return whose loader it is, if its stages cannot be seen (DALI); empty: they can."""
-        return str(self.get("opaque") or "")
-
-    @property
     def reads_pack(self) -> bool:
         """Return whether samples come from a pack, by a feedrate.Loader or a feedrate.Dataset."""
         return bool(self.get("pack"))
@@ -371,7 +366,6 @@ class Experiments:
     trials: Mapping[int, Timing]
     half_precision: Timing | None
     half_precision_type: str
-    half_batch: Timing | None
     channels_last: Timing | None
     is_repeatable: bool | None
     phases: Sequence[Fact]

@@ -86,7 +86,7 @@ def _measure_samples(
     cost = None
     if stages is not None:
         cost = _pack_sample(main, stages, loader.fact, machine)
-    elif not loader.opaque:  # fetches in this process would be those of another loader
+    else:
         cost = sample.measure_sample(made_by, window=(loop.start_ns, loop.end_ns))
     received = _receive_cpu(main, loop)
     beside = _cpu_beside([process for process in made_by if process is not main])
@@ -136,7 +136,6 @@ def _read_experiments(main: Process, loader: UsedLoader, machine: MachineSummary
         trials=_trials(main, loader.workers, machine),
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
         half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
-        half_batch=_device_timing(main, layout.REPLAY_HALF_BATCH),
         channels_last=_channels_last_timing(main),
         is_repeatable=None if same is None else bool(same),
         phases=main.facts_of("phase"),

@@ -18,7 +18,7 @@ from feedrate.doctor.results import Remedy
 
 Find = Callable[[Measured], Evidence | None]
 Make = Callable[[Measured], Remedy | None]
-PACK, OPAQUE = "feedrate.Loader", "opaque"  # kinds of loaders besides a DataLoader
+PACK = "feedrate.Loader"  # a kind of loader besides a DataLoader
 GOOD_CASE = "device-bound"
 
 
@@ -30,7 +30,7 @@ class Entry:
         title: the verdict's sentence.
         cause: why it happens, in one or two sentences.
         cures: names of remedies, the best ones first; only those that this run allows are shown.
-        instead: what looks for it in a loader that is no DataLoader, by kind (PACK, OPAQUE); None: nothing.
+        instead: what looks for it in a loader that is no DataLoader, by kind (PACK); None: nothing.
         explains: codes that this one is the reason of, when it costs as much as `explains_from`.
         is_outside: not the script's doing: it stands where its own share puts it.
     """
@@ -52,14 +52,12 @@ def entry_of(code: str) -> Entry:
 
 def find_kind(m: Measured) -> str:
     """Return the kind of loader that feeds a run; empty: a DataLoader."""
-    return PACK if m.loader.is_of_pack else OPAQUE if m.loader.opaque else ""
+    return PACK if m.loader.is_of_pack else ""
 
 
 def list_remedies(m: Measured) -> dict[str, Remedy]:
     """Return every remedy that can be judged from this run, by name."""
-    kind = find_kind(m)
-    left_out = _OF_DATALOADER if kind else set()
-    left_out = left_out | {other_loaders.load_to_device} if kind == OPAQUE else left_out
+    left_out = _OF_DATALOADER if find_kind(m) else set()
     made = (make(m) for make in REMEDIES if make not in left_out)
     return {remedy.name: remedy for remedy in made if remedy is not None}
 
@@ -107,7 +105,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "workers-starved", "Too few workers",
         "Cores stand idle while the training waits for its batches.",
-        loader.find_starved_workers, instead={PACK: other_loaders.find_few_threads, OPAQUE: None},
+        loader.find_starved_workers, instead={PACK: other_loaders.find_few_threads},
         cures=(
             "loader", "index-batches", "more-workers", "more-threads", "faster-decode", "normalise", "pack",
         ),
@@ -116,14 +114,14 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "workers-oversubscribed", "More workers than cores",
         "The workers take the cores from each other and from the training.",
-        loader.find_too_many_workers, instead={PACK: None, OPAQUE: None},
+        loader.find_too_many_workers, instead={PACK: None},
         cures=("loader", "fewer-workers", "faster-decode", "normalise"),
         explains=(*_LOADER, "epoch-start-pause"),
     ),
     Entry(
         "workers-pinned", "The workers share too few cores",
         "Their affinity keeps them on few cores while others idle.",
-        loader.find_pinned_workers, instead={PACK: None, OPAQUE: None},
+        loader.find_pinned_workers, instead={PACK: None},
         cures=("loader", "unpin-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
@@ -144,7 +142,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "unpack-bound", "Reading burns CPU: what is stored is unpacked for every sample",
         "Chunks are read and unpacked whole, however little of them a sample is.",
-        dataset.find_unpacking, instead={PACK: None, OPAQUE: None},
+        dataset.find_unpacking, instead={PACK: None},
         cures=("rechunk", "cache-in-memory", "preprocess-once", "more-workers"),
         explains=("handover-bound",),
     ),
@@ -157,14 +155,8 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "handover-bound", "Handing batches over holds up the training",
         "Collating, pickling and shared memory take time beside the making of samples.",
-        loader.find_slow_handover, instead={PACK: None, OPAQUE: None},
+        loader.find_slow_handover, instead={PACK: None},
         cures=("loader", "index-batches", "lighter-handover", "fewer-workers", "more-workers"),
-    ),
-    Entry(
-        "loader-bound", "Training waits for its loader",
-        "What the loader does cannot be seen from Python.",
-        other_loaders.find_slow_loader,
-        cures=(),
     ),
     Entry(
         "contended", "Other processes take the machine",
@@ -172,8 +164,7 @@ CATALOGUE: tuple[Entry, ...] = (
         machine.find_contention,
         cures=("stop-others", "loader", "faster-decode", "normalise", "fewer-workers"),
         explains=(
-            *_LOADER, "workers-oversubscribed", "workers-starved", "loader-bound", "main-thread-bound",
-            "device-bound",
+            *_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound",
         ),
         explains_from=0.3,  # some company is usual on shared machines, and hides no other cause
         is_outside=True,
@@ -230,13 +221,13 @@ CATALOGUE: tuple[Entry, ...] = (
         "main-thread-bound", "The training loop's own Python holds it up",
         "Code in the loop runs while the device has nothing to do.",
         loop.find_slow_loop,
-        cures=("speed-up-loop", "move-to-workers", "larger-batch"),
+        cures=("speed-up-loop", "move-to-workers"),
     ),
     Entry(
         "epoch-start-pause", "Every epoch begins with a pause",
         "Workers are started again and fill their queue before the first batch.",
         loop.find_epoch_pause,
-        instead={PACK: other_loaders.find_epoch_pause, OPAQUE: other_loaders.find_opaque_epoch_pause},
+        instead={PACK: other_loaders.find_epoch_pause},
         cures=("loader", "persistent-workers", "fewer-workers"),
     ),
     Entry(
@@ -263,8 +254,8 @@ CATALOGUE: tuple[Entry, ...] = (
         "Data arrives in time; the model's own computing takes the time.",
         loop.find_busy_device, instead={PACK: other_loaders.find_busy_device},
         cures=(
-            "half-precision", "channels-last", "larger-batch", "move-to-cores", "loader", "faster-decode",
-            "normalise", "more-workers", "pack",
+            "half-precision", "channels-last", "move-to-cores", "loader", "faster-decode", "normalise",
+            "more-workers", "pack",
         ),
     ),
 )  # fmt: skip
@@ -303,7 +294,6 @@ REMEDIES: tuple[Make, ...] = (
     loop.transfer_bytes,
     loop.halve_precision,
     loop.lay_channels_last,
-    loop.enlarge_batch,
     loop.move_to_cores,
     loop.balance_ranks,
     machine.stop_others,
@@ -315,6 +305,5 @@ REMEDIES: tuple[Make, ...] = (
     other_loaders.stage_pack,
     other_loaders.load_to_device,
 )
-# What makes no sense for a feedrate.Loader, which has threads and reads a pack already, nor for other loaders
-# without workers.
+# What makes no sense for a feedrate.Loader, which has threads and reads a pack already.
 _OF_DATALOADER = {*_OF_WORKERS, loop.move_to_workers, loop.pin_memory, loop.move_to_cores}

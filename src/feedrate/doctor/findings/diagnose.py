@@ -224,10 +224,6 @@ def _unseen(m: Measured, mode: str) -> list[str]:
             f"what {m.loader.framework} does in a step, which is from one batch that it takes to the next: "
             "it takes them ahead of their use"
         )
-    if m.loader.opaque:
-        unseen.append(
-            f"what {m.loader.opaque} does for a sample: it works in threads of its own and on the GPU"
-        )
     if m.training.is_on_gpu and not m.machine.gpu_name and importlib.util.find_spec("pynvml") is None:
         unseen.append("how busy the GPU was: nvidia-ml-py is not installed (pip install nvidia-ml-py)")
     if not m.loop.validations and m.loop.has_optimizer:
@@ -237,7 +233,7 @@ def _unseen(m: Measured, mode: str) -> list[str]:
     if not m.loop.epochs:
         unseen.append(f"no start of an epoch in {steps} steps{hint}")
     reasons = {str(fact["why"]) for fact in m.experiments.skipped}
-    if len(reasons) == 1 and len(m.experiments.skipped) == len(layout.PHASES) - 1:
+    if len(reasons) == 1 and len(m.experiments.skipped) >= len(layout.EXPERIMENTS):
         return [f"no experiments: {reasons.pop()}", *unseen, *m.machine.notes]
     if mode == "ended":
         made = steps + m.loop.warmup_steps + 1
@@ -269,7 +265,6 @@ def _experiments(m: Measured) -> list[str]:
         layout.TRIAL: "trained {n} steps with {workers}",
         layout.REPLAY: "trained {n} steps on batches kept in memory: what the device could take",
         layout.REPLAY_HALF_PRECISION: "the same in half precision, {n} steps",
-        layout.REPLAY_HALF_BATCH: "the same on half batches, {n} steps",
         layout.REPLAY_CHANNELS_LAST: "the same in channels-last layout and as before in turn, {n} steps",
         layout.REPLAY_LOADER_LAYOUT: "the same on batches laid out as feedrate.Loader's, {n} steps",
     }

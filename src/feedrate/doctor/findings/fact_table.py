@@ -26,13 +26,6 @@ def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
 def _loader_facts(m: Measured) -> list[Fact]:
     if m.loader.is_of_pack:
         return _pack_loader_facts(m)
-    if m.loader.opaque:
-        return [
-            *_dataset_facts(m),
-            Fact("pipeline threads", str(m.loader.get("pipeline_threads") or UNKNOWN)),
-            Fact("batches ahead", str(m.loader.get("prefetch") or UNKNOWN)),
-            *_batch_facts(m),
-        ]
     return [
         *_dataset_facts(m),
         Fact("workers", str(m.loader.workers)),

@@ -416,24 +416,6 @@ def _judge_layout(ratio: float, speedup: float) -> str:
     return "channels-last will not help: tried here, a step took as long as before"
 
 
-def enlarge_batch(m: Measured) -> Remedy | None:
-    """Twice the batch: from what half a batch took."""
-    if m.experiments.half_batch is None or m.experiments.device is None:
-        return None
-    fixed = max(2 * m.experiments.half_batch.seconds - m.experiments.device.seconds, 0.0)
-    per_old_batch = (2 * m.experiments.device.seconds - fixed) / 2
-    kept = max(per_old_batch / m.experiments.device.seconds, 0.5)
-    prediction, then = change(m, device_s=kept * m.device_s)
-    return make_remedy(
-        m,
-        "larger-batch",
-        "double the batch size",
-        prediction,
-        then,
-        note="may cost accuracy: the learning rate must follow",
-    )
-
-
 def move_to_cores(m: Measured) -> Remedy | None:
     """Work that the device does before the forward pass, on cores that idle."""
     if not m.training.is_on_gpu or before_forward_s(m) < 0.05 * m.loop.step_s:

@@ -36,13 +36,14 @@ AGAIN = 2  # the samples of DRAIN once more: what it would give from memory
 TRIAL = 3  # the user's loop on the same loader with another number of workers
 REPLAY = 4  # the user's loop on batches kept in memory: what the device could take
 REPLAY_HALF_PRECISION = 5  # the same under autocast
-REPLAY_HALF_BATCH = 6  # the same on half of each batch
 REPLAY_CHANNELS_LAST = 7  # the same in channels-last layout
 REPLAY_LOADER_LAYOUT = 8  # the same on batches whose images are in memory as feedrate.Loader's do
 PHASES = (
     "real", "drain", "again", "trial", "replay", "replay-half-precision", "replay-half-batch",
     "replay-channels-last", "replay-loader-layout",
 )  # fmt: skip
+EXPERIMENTS = (DRAIN, AGAIN, TRIAL, REPLAY, REPLAY_HALF_PRECISION, REPLAY_CHANNELS_LAST, REPLAY_LOADER_LAYOUT)
+# 6 was the same on half of each batch, in runs that earlier versions recorded.
 
 # In the training process (the main thread of a rank).
 WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch

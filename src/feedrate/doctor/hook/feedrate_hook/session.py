@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from . import clock, layout
@@ -82,6 +83,11 @@ class Session:
     def facts(self, kind: str, **fields: Any) -> None:
         """Write one fact: facts("skipped", phase=1, why=...)."""
         self.ring.append([{"kind": kind, "t_ns": time.perf_counter_ns(), **fields}])
+
+    def skip(self, phases: Iterable[int], why: str) -> None:
+        """Write that these experiments are not made."""
+        for phase in phases:
+            self.facts("skipped", phase=phase, why=why)
 
     def recent_indices(self, iterator: Any) -> list[Any]:
         """Return the index lists that an iterator has asked its dataset for, oldest first (the last 400)."""

@@ -135,16 +135,6 @@ class Kept:
                 memo[id(tensor)] = tensor.detach()  # so that requires_grad_() and .grad stay with the user
         return copy.deepcopy(self._batch, memo)
 
-    def half(self) -> Kept | None:
-        """The first half of each tensor, as a new kept batch; None where that would make no sense."""
-        sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in self._working}
-        size = sizes.pop() if len(sizes) == 1 else 0
-        if size < 2:
-            return None
-        pairs = zip(self._working, self._pristine)  # noqa: B905 (Python 3.8)
-        memo = {id(tensor): clone(pristine[: size // 2]) for tensor, pristine in pairs}
-        return Kept(shorten(copy.deepcopy(self._batch, memo), size, size // 2))
-
     def has_images(self) -> bool:
         """Whether there are images in it that a feedrate.Loader would lay out otherwise."""
         return any(is_planar(tensor) for tensor in self._working)
@@ -180,19 +170,6 @@ def version_of(tensor: Any) -> int | None:
         return int(tensor._version)
     except RuntimeError:  # tensors of inference mode do not count
         return None
-
-
-def shorten(thing: Any, size: int, half: int) -> Any:
-    """Lists of plain values beside the tensors: names, labels."""
-    if isinstance(thing, list):
-        if len(thing) == size and all(isinstance(part, (str, bytes, int, float)) for part in thing):
-            return thing[:half]
-        return [shorten(part, size, half) for part in thing]
-    if type(thing) is tuple:
-        return tuple(shorten(part, size, half) for part in thing)
-    if type(thing) is dict:
-        return {key: shorten(part, size, half) for key, part in thing.items()}
-    return thing
 
 
 LEAST_BATCHES = 12

@@ -38,7 +38,7 @@ class ExperimentLog:
         self._remains: dict[int, loader_clone.Remains] = {}
 
     def skipped(self, phase: int, why: str) -> None:
-        session.facts("skipped", phase=phase, why=why)
+        session.skip([phase], why)
 
     def failed(self, phase: int, error: BaseException) -> None:
         """A dataset that needs what it writes fails behind the guard."""
@@ -242,8 +242,7 @@ class Experiments:
         return next((str(answer["reason"]) for answer in answers if answer["reason"]), "")
 
     def _skip_from(self, first: int, reason: str) -> None:
-        for phase in range(first, len(layout.PHASES)):
-            self._log.skipped(phase, reason)
+        session.skip([phase for phase in layout.EXPERIMENTS if phase >= first], reason)
 
     def _take_before(self, loader: Any, iterator: Any) -> list[Any]:
         """Batches of a Loader that fetches its pack in threads of its own: the guard would cut those off."""

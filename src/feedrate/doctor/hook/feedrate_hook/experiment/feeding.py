@@ -83,10 +83,6 @@ class Feeding:
         if not other_loaders.is_pack_loader(loader):  # which has no workers
             self._plan_trials(loader, is_alone=agreed is None)
         self._feeds.append(replay.HalfPrecision(log, kept, counts.get("half")))
-        if self._companions:
-            log.skipped(layout.REPLAY_HALF_BATCH, "a step takes batches of several loaders")
-        else:
-            self._feeds.append(replay.HalfBatch(log, kept, counts.get("half")))
         if agreed is None:
             # Last of all: a model that takes views of its images raises in this layout.
             self._feeds.append(replay.ChannelsLast(log, kept, first.called))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user's loop is fed with: kept batches, whole, halved or channels-last, or another loader's."""
+"""What the user's loop is fed with: kept batches, in some layout or precision, or another loader's."""
 
 from __future__ import annotations
 
@@ -105,22 +105,6 @@ class Replay(Feed):
 
     def detail(self) -> dict[str, Any]:
         return {"samples": sum(kept.samples for kept in self._kept) / len(self._kept)}
-
-
-class HalfBatch(Replay):
-    phase = layout.REPLAY_HALF_BATCH
-    warmup = 4
-    least = 15
-    least_s = 0.0
-
-    def reason_not_to(self) -> str | None:
-        # Ranks decide alike: with a fixed number of steps, a rank without halves makes them on whole batches.
-        if self._fixed is None and any(kept.half() is None for kept in self._kept):
-            return "the tensors of a batch do not share a first dimension of at least 2"
-        return why_compiled()
-
-    def start(self) -> None:
-        self._kept = [kept.half() or kept for kept in self._kept]
 
 
 class HalfPrecision(Replay):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the training process sees of its loaders: each next(), the making of iterators, whole passes.
 
-Patches torch's DataLoader, what derives from it, feedrate's Loader and DALI's iterators.
+Patches torch's DataLoader, what derives from it, and feedrate's Loader.
 """
 
 from __future__ import annotations
@@ -229,11 +229,8 @@ class Loaders:
             name = f"loader-{self._count}"
             place = making.place if making is not None else ""
             is_of_pack = other_loaders.is_pack_loader(loader)
-            is_dali = other_loaders.is_dali(loader)
             if is_of_pack:
                 facts = other_loaders.describe_pack_loader(loader, name, place)
-            elif is_dali:
-                facts = other_loaders.describe_dali(loader, name, place)
             else:
                 facts = describe.describe_loader(loader, iterator, name, place)
             known = self._predecessor(making, facts) if making is not None else None
@@ -248,8 +245,6 @@ class Loaders:
                 if is_of_pack:
                     known.notes = other_loaders.Notes()
                     other_loaders.leave_alone(facts)
-                elif is_dali:
-                    other_loaders.skip_experiments(other_loaders.WHY_NO_EXPERIMENTS)
                 else:
                     with Noted("pipeline"):  # nothing else of the loader shall be missing for it
                         told = describe.describe_pipeline(loader, iterator)
@@ -493,11 +488,4 @@ PATCHES: dict[str, Any] = {
     "torch.utils.data._utils.pin_memory": [("pin_memory", _pinned)],
     "feedrate.loader.loader": [("Loader.__init__", _made_by), ("Loader.__iter__", _iterated)],
     "feedrate.loader.iteration": [("LoaderIterator.__next__", _next)],
-    other_loaders.DALI: [
-        (f"{kind}.{name}", make)
-        for kind in other_loaders.CLASSES
-        for name, make in (
-            ("__init__", other_loaders.made_unseen), ("__iter__", _iterated), ("__next__", _next),
-        )
-    ],
-}  # fmt: skip
+}

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders that are no DataLoader: feedrate's own, and NVIDIA DALI's iterators.
+"""feedrate's own Loader, where the script trains with one.
 
-Their iterators are watched as a DataLoader's are (loaders.py). feedrate's makes batches in threads of this
-process, so there are no fetches to record: `stats()`, noted now and then, says where its time went. The
-script's feedrate may be another one than the doctor's; what it does not tell is None. An iterator of DALI is
-its own loader; its pipelines read, decode and augment in code that Python never enters: their waits are seen,
-their stages are not.
+Its iterators are watched as a DataLoader's are (loaders.py). It makes batches in threads of this process, so
+there are no fetches to record: `stats()`, noted now and then, says where its time went. The script's feedrate
+may be another one than the doctor's; what it does not tell is None.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from .. import layout
 from ..session import Noted, session
 from ..wrapping import name_of
 from .describe import leaves_in, usual_size
-from .parts import here
 
 CLASS = "feedrate.Loader"
 _FRAMEWORKS = {"feedrate.tensorflow": "TensorFlow", "feedrate.jax": "JAX"}
@@ -94,15 +91,9 @@ def leave_alone(facts: dict[str, Any]) -> None:
     framework = facts.get("framework")
     if framework is not None or session.torch is None:
         whose = f"{framework} trains" if framework is not None else "torch is not used"
-        skip_experiments(f"{whose}, and experiments need a loop of torch's")
-
-
-def skip_experiments(why: str) -> None:
-    """This run has none of them, unless it had none anyway."""
-    if not session.is_passive:
-        session.is_passive = True
-        for phase in range(layout.DRAIN, len(layout.PHASES)):
-            session.facts("skipped", phase=phase, why=why)
+        if not session.is_passive:
+            session.is_passive = True
+            session.skip(layout.EXPERIMENTS, f"{whose}, and experiments need a loop of torch's")
 
 
 class Notes:
@@ -168,55 +159,3 @@ def close_fetching() -> None:
         # type(), not isinstance(): lazy proxies answer __class__ by running code.
         if issubclass(type(thing), kind) and is_fetching(thing):
             thing.close()
-
-
-DALI = "nvidia.dali.plugin.pytorch"
-NAME = "DALI"
-WHY_NO_EXPERIMENTS = f"batches come from {NAME}, which cannot be asked for them in another way"
-CLASSES = ("DALIGenericIterator", "DALIRaggedIterator")  # others, as for classification, derive from these
-
-
-def is_dali(loader: Any) -> bool:
-    module = sys.modules.get(DALI)
-    kinds = tuple(getattr(module, name) for name in CLASSES if hasattr(module, name))
-    return isinstance(loader, kinds)
-
-
-def describe_dali(loader: Any, name: str, made_at: str) -> dict[str, Any]:
-    """Return the facts of an iterator, under the names of a DataLoader's where there are such."""
-    pipelines, size = getattr(loader, "_pipes", None) or [None], getattr(loader, "_size", None)
-    return {
-        "loader": name,
-        "class": type(loader).__name__,
-        "made_at": made_at,
-        "opaque": NAME,
-        "dataset": "DALI pipeline",
-        "dataset_len": size if isinstance(size, int) and size > 0 else None,
-        "batch_size": getattr(loader, "batch_size", None),
-        "num_workers": 0,
-        "iterable": True,
-        "pipelines": len(pipelines),
-        "pipeline_threads": getattr(pipelines[0], "num_threads", None),
-        "prefetch": _queue_depth(pipelines[0]),
-    }
-
-
-def _queue_depth(pipeline: Any) -> int | None:
-    depth = getattr(pipeline, "prefetch_queue_depth", None)  # of CPU and GPU stages: a mapping
-    depths = list(depth.values()) if isinstance(depth, dict) else [depth]
-    return min((one for one in depths if isinstance(one, int)), default=None)
-
-
-def made_unseen(original: Any) -> Any:
-    """An iterator takes its first batch while it is made: that is not asked for by the training yet."""
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        before, here.taking = here.taking, self
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            here.taking = before
-        with Noted("DALI"):
-            session.loaders.note_made(self)
-
-    return __init__
