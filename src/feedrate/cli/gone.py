@@ -10,4 +10,6 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {}
 
 # The first word after `feedrate`, and an option -> what to type instead.
-OPTIONS: dict[tuple[str, str], str] = {}
+OPTIONS: dict[tuple[str, str], str] = {
+    ("plan", "--machines"): "plan for each kind of node: feedrate plan DATASET --what-if cores=64 gpu=4xA100",
+}
