@@ -19,6 +19,7 @@ LAYERS = [
     {"cli"},
     {"demo"},
     {"doctor", "packing", "bench", "fidelity", "plan", "watch"},
+    {"lab"},
     {"tensorflow", "jax"},
     {"loader"},
     {"source"},
