@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from feedrate import PackOptions, pack
-from feedrate.bench.process import run_in_process
 from feedrate.demo.run import write_photographs
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part
 from feedrate.format.manifest import IndexPart, Manifest, dump_manifest, index_name, read_manifest, shard_name
 from feedrate.kernel import crc32c
+from feedrate.lab.child import run_in_process
 from feedrate.machine.describe import describe_machine
 from feedrate.stats import median
 

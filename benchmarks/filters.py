@@ -23,10 +23,10 @@ from threads import say
 
 import feedrate
 from feedrate import PackOptions, pack
-from feedrate.bench.images import write_set
 from feedrate.bench.kernel import KernelOptions, bench_source
 from feedrate.filters import FILTERS
 from feedrate.kernel import simd_level
+from feedrate.lab.photographs import write_set
 from feedrate.machine.describe import describe_machine
 
 

@@ -35,7 +35,7 @@ from typing import Any
 from staging import BATCH, SIDE, SURROUNDINGS, say
 
 from feedrate import Loader, PackOptions, RandomResizedCrop, pack
-from feedrate.bench.images import make_photographs
+from feedrate.lab.photographs import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.scratch.listing import list_copies
 

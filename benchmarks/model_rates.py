@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from feedrate.bench.models import BATCH_SIZE, MODELS, SIDE, measure_model
+from feedrate.lab.device import BATCH_SIZE, MODELS, SIDE, measure_model
 from feedrate.machine.describe import describe_machine
 from feedrate.units import format_seconds
 

@@ -27,8 +27,9 @@ from peer_feeds.task import Task, list_jpegs
 
 from feedrate import PackOptions, Recode, pack
 from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
-from feedrate.bench.process import Contestant, RunFailed, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
+from feedrate.bench.rounds import Contestant, compare, run_rounds, sum_up
+from feedrate.lab.child import RunFailed, run_in_process
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.units import format_bytes, format_rate, format_seconds

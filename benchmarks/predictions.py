@@ -37,7 +37,7 @@ import numpy as np
 import tomllib
 from PIL import Image
 
-from feedrate.bench.images import CLASSES, cut_texture, draw_scene, make_photograph
+from feedrate.lab.photographs import CLASSES, cut_texture, draw_scene, make_photograph
 from feedrate.machine.describe import describe_machine
 
 FIXED = Path(__file__).with_suffix(".toml")

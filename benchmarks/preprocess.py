@@ -21,7 +21,7 @@ from typing import Any
 
 from feedrate import PackOptions, Recode, pack
 from feedrate.bench.loader import PACK, FeedOptions
-from feedrate.bench.process import Contestant, run_rounds, sum_up
+from feedrate.bench.rounds import Contestant, run_rounds, sum_up
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing.results import PackResult

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import Loader, PackOptions, RandomResizedCrop, pack
-from feedrate.bench.images import make_photographs
+from feedrate.lab.photographs import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.remote.pack import RemotePack
 from feedrate.units import parse_bytes

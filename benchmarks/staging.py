@@ -29,7 +29,7 @@ from typing import Any
 from PIL import Image
 
 from feedrate import Loader, PackOptions, RandomResizedCrop, pack
-from feedrate.bench.images import make_photographs
+from feedrate.lab.photographs import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.scratch.commands import stage
 

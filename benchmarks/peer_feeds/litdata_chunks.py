@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 
-from feedrate.bench.process import Readings
+from feedrate.bench.rounds import Readings
 from peer_feeds.task import Epochs, Task, drain
 from peer_feeds.turbo import decode_crop
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench.process import Contestant, RunFailed, compare, run_rounds, sum_up
+from feedrate.bench.rounds import Contestant, compare, run_rounds, sum_up
+from feedrate.lab.child import RunFailed
 
 
 class FakeRunner:

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from feedrate import PackOptions, kernel, pack
-from feedrate.bench.images import SETS, MadeSet, make_camera_picture, write_set
 from feedrate.bench.kernel import (
     DECODERS,
     Decoder,
@@ -29,6 +28,7 @@ from feedrate.bench.kernel import (
 )
 from feedrate.errors import NotFound, SourceError, UsageError
 from feedrate.kernel import U8
+from feedrate.lab.photographs import SETS, MadeSet, make_camera_picture, write_set
 from feedrate.loader.samples import Samples, compare_pixels, open_files
 from support.images import save_image
 

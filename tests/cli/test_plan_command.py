@@ -103,17 +103,6 @@ def test_what_if_changes_the_node_and_may_stand_before_the_dataset(capsys: Outpu
     assert document["node"]["cores"]["origin"] == "given"
 
 
-@pytest.mark.usefixtures("looked_at")
-def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
-    machines = tmp_path / "lab.toml"
-    machines.write_text('[nodes.small]\ncores = 8\nmem = "64GB"\ngpu = "1xV100"\n'
-                        '[nodes.large]\ncores = 64\nmem = "512GB"\ngpu = "4xA100"\n')  # fmt: skip
-    assert main(["plan", "/data", "--machines", str(machines)]) == 0
-    out = capsys.readouterr().out
-    assert "the fastest kind of node first" in out
-    assert out.index("large: ") < out.index("small: ")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -123,8 +112,6 @@ def test_machines_of_a_file_are_ranked(tmp_path: Path, capsys: Output) -> None:
          "'resnet50'? known: resnet18, resnet50, densenet121, vit_b_16; of another model give what it "
          "trains: --model-rate"),
         (["estimate", "epoch", "/d", "--model", "gpt"], "error: there is no model 'gpt'\n\nhint: known: res"),
-        (["plan", "/d", "--what-if", "cores=2", "--machines", "lab.toml"], "error: --what-if changes this"),
-        (["plan", "/d", "--machines", "no.toml"], "no.toml"),
         (["plan", "/d", "--scratch", "/no/such"], "error: there is no folder /no/such\n\nhint: "),
         (["plan", "/d", "--what-if", "core=2"], "cores"),
     ],

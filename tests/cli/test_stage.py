@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -16,8 +15,7 @@ from feedrate.machine.disk import describe_storage
 from feedrate.progress import Tick
 from feedrate.report.progress import TransferBar
 from feedrate.report.scratch import draw_stage
-from feedrate.scratch.commands import stage_on_nodes
-from feedrate.scratch.results import NodesResult, StageResult
+from feedrate.scratch.results import StageResult
 from support.images import read_tree
 from support.memory_limits import run_in_group
 from support.packs import write_images
@@ -75,18 +73,6 @@ def test_two_folders_by_both_spellings_are_an_error(
     assert "error: two folders are named: a, and b by --to" in capsys.readouterr().err
 
 
-def test_nodes_are_told_the_new_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-
-    def stage(_source: str, options: list[str], **_: object) -> NodesResult:
-        told.extend(options)
-        return NodesResult(source="s", path="/scr/s", nodes=(), failures=(), seconds=1.0)
-
-    monkeypatch.setattr("feedrate.scratch.commands.stage_on_nodes", stage)
-    assert main(["stage", "s", "--to", "/scr", "--nodes", "--streams", "3", "--check"]) == 0
-    assert told == ["--keep=7d", "--streams=3", "--scratch=/scr", "--check"]
-
-
 def test_scratch_is_found_by_itself_and_named(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,76 +106,6 @@ def test_mistakes_are_sentences(
         with pytest.raises(SystemExit, match="2"):
             main(["stage", str(source), *option])
         assert words in capsys.readouterr().err
-
-
-def test_nodes_needs_a_slurm_job(
-    source: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert main(["stage", str(source), "--nodes"]) == 1
-    err = capsys.readouterr().err
-    assert "--nodes works inside a Slurm job, and there is none here" in err
-    assert "hint: put the command into the sbatch script" in err
-
-
-FAKE_SRUN = """#!/bin/sh
-# Runs the command once for each of two nodes, as srun --label does.
-while [ "${1#--}" != "$1" ]; do shift; done
-for node in 0 1; do
-    [ "$node" = "$FAIL_ON" ] && { echo "$node: error: the disk is full at /scr" >&2; status=1; continue; }
-    SLURMD_NODENAME=n$node "$@" 2>/dev/null | sed "s/^/$node: /"
-done
-exit ${status:-0}
-"""
-
-
-@pytest.fixture
-def fake_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "srun").write_text(FAKE_SRUN)
-    (tmp_path / "bin" / "scontrol").write_text("#!/bin/sh\necho n0; echo n1\n")
-    for program in (tmp_path / "bin").iterdir():
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-
-
-@pytest.mark.usefixtures("fake_job")
-def test_nodes_prints_one_path_when_all_have_the_same(
-    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["stage", str(source), "--scratch", str(scratch), "--nodes"]) == 0
-    out, err = capsys.readouterr()
-    assert read_tree(Path(out.strip())) == read_tree(source)
-    assert "n0: copied " in err
-    assert "n1: " in err
-    assert "2 of 2 nodes have a copy" in err
-
-
-@pytest.mark.usefixtures("fake_job")
-def test_a_node_that_fails_is_named_and_the_exit_code_says_so(
-    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAIL_ON", "1")
-    assert main(["stage", str(source), "--scratch", str(scratch), "--nodes", "--json", "-"]) == 1
-    out, err = capsys.readouterr()
-    document = json.loads(out)
-    assert [node["node"] for node in document["nodes"]] == ["n0"]
-    assert document["failures"] == [{"node": "n1", "message": "the disk is full at /scr"}]
-    assert "1 of 2 nodes have a copy" in err
-
-
-def test_nodes_runs_this_python(source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@" >&2\n')
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    said: list[str] = []
-    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
-    result = stage_on_nodes(str(source), ["--scratch=/scr"], say=said.append, environ=environ)
-    assert f"{sys.executable} -I " in said[0]
-    assert f" stage {source} --scratch=/scr --json -" in said[0]
-    assert [failure.message for failure in result.failures] == ["it ended without a word"]
 
 
 class Terminal:
@@ -255,3 +171,22 @@ def test_a_copy_in_memory_beside_what_the_job_uses_is_refused(tmp_path: Path) ->
         assert ended.how == "failed", ended
         assert "which is memory" in ended.errors
         assert "of the 268 MB" in ended.errors
+
+
+def test_warm_with_a_scratch_folder_loads_the_copy(
+    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stage", str(source), "--scratch", str(scratch), "--warm", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["command"] == "stage --warm"
+    assert document["pack"] == document["staged"]["path"]
+    assert document["pack"].startswith(f"{scratch}/feedrate-")
+    assert document["loaded_bytes"] == document["size_bytes"]
+    assert "copied " in err
+    assert "  loaded  " in err
+
+
+def test_a_limit_of_memory_without_warm_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stage", str(source), "--limit", "1GB"]) == 1
+    assert "hint: add --warm, or leave out --limit" in capsys.readouterr().err

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from feedrate.bench import machine
-from feedrate.bench.images import make_photograph
 from feedrate.bench.machine import bench_machine
 from feedrate.bench.stores import Sizes
+from feedrate.lab.photographs import make_photograph
 from feedrate.machine.results import MachineNumbers
 
 torch = pytest.importorskip("torch")

@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of forks beside threads: not ours to mend
 ]
 
-from feedrate.bench.models import MODELS, make_model, measure_model  # noqa: E402
 from feedrate.errors import GpuError, UsageError  # noqa: E402
+from feedrate.lab.device import MODELS, make_model, measure_model  # noqa: E402
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -101,7 +101,7 @@ def test_a_quick_speed_test_takes_under_a_minute_and_names_the_limit(tmp_path: P
 
 
 def test_weights_stay_finite_in_half_precision() -> None:
-    from feedrate.bench.models import Step, make_batch
+    from feedrate.lab.device import Step, make_batch
 
     device = torch.device("cuda", 0)
     step = Step(make_model("densenet121"), device, training=True)

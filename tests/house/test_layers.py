@@ -19,6 +19,7 @@ LAYERS = [
     {"cli"},
     {"demo"},
     {"doctor", "packing", "bench", "fidelity", "plan", "watch"},
+    {"lab"},
     {"tensorflow", "jax"},
     {"loader"},
     {"source"},
@@ -29,7 +30,7 @@ LAYERS = [
     {"model"},
     {"files"},
     {"kernel", "machine", "stats", "draws"},
-    {"prelist", "one_ahead", "in_time"},
+    {"prelist", "one_ahead", "in_time", "recognise"},
     {"progress", "figures"},
     {"units", "filters"},
     {"errors", "arrays"},
@@ -49,9 +50,9 @@ def imported_layers(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # The hook is a package of its own in the user's processes, so it names itself relatively.
-            is_hook = "feedrate_hook" in path.parts
-            assert node.level == 0 or is_hook, f"{path}: relative imports hide the layer"
+            # What runs in the user's processes is a package of its own there, so it names itself relatively.
+            is_alone = "feedrate_hook" in path.parts or "recognise" in path.parts
+            assert node.level == 0 or is_alone, f"{path}: relative imports hide the layer"
             names += [
                 f"{node.module}.{a.name}" if node.module == "feedrate" else str(node.module)
                 for a in node.names
@@ -190,3 +191,11 @@ def test_the_hook_runs_where_feedrate_is_not_installed(path: Path) -> None:
         # Deeper inside, a module may be named that the user's code has imported.
         if roots and node.col_offset == 0:
             assert roots <= sys.stdlib_module_names | {"feedrate_hook"}, f"line {node.lineno}: {names}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recognise").glob("*.py")), ids=lambda p: p.name)
+def test_what_recognises_operations_imports_the_standard_library_alone(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names, names

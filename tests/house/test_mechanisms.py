@@ -35,7 +35,7 @@ STANDS_IN = {
     "starts of a Python of ours": (  # isolated: the working folder may hold a numpy.py
         is_start_of_python,
         {
-            "src/feedrate/bench/process.py",  # the default of an argument, which it hands on
+            "src/feedrate/lab/child.py",  # the default of an argument, which it hands on
             "src/feedrate/doctor/hook/feedrate_hook/record/opened_files.py",
             "src/feedrate/doctor/hook/feedrate_hook/session.py",
             "src/feedrate/machine/isolated.py",
@@ -66,7 +66,7 @@ STANDS_IN = {
     "executors": (
         is_call_of("ThreadPoolExecutor", "ProcessPoolExecutor"),
         {
-            "src/feedrate/bench/images.py",
+            "src/feedrate/lab/photographs.py",
             "src/feedrate/doctor/analyse/data_files.py",
             "src/feedrate/kernel/binding.py",
             "src/feedrate/packing/check/describe.py",

@@ -14,6 +14,7 @@ from feedrate.loader.ranks import Shares
 from feedrate.model.ways import (
     Load,
     Store,
+    choose_shard_bytes,
     cold_s,
     copy_s,
     count_epochs_to_pay,
@@ -22,6 +23,7 @@ from feedrate.model.ways import (
     find_workers,
     lru_share,
     pack_s,
+    share,
 )
 
 SLOW = Store(
@@ -204,3 +206,26 @@ def test_the_page_cache_of_one_of_several_nodes_hits_as_in_the_loaders_own_order
     share: float, parts: int, epoch: int
 ) -> None:
     assert lru_share(share, parts, epoch) == pytest.approx(count_lru_hits(share, parts, epoch), abs=0.04)
+
+
+def test_nodes_below_the_stores_rate_have_their_whole_link_and_above_it_share_it() -> None:
+    assert share(1e9, 10e9, 8) == 1e9
+    assert share(1e9, 10e9, 40) == 0.25e9
+    assert share(1e9, None, 4) == 0.25e9
+
+
+@given(st.floats(1e6, 1e13), st.floats(1e6, 1e13), st.integers(1, 20_000))
+def test_more_nodes_never_have_more_each_and_never_less_together(
+    node: float, store: float, nodes: int
+) -> None:
+    few, many = share(node, store, nodes), share(node, store, nodes + 1)
+    assert many <= few
+    assert many * (nodes + 1) >= few * nodes * (1 - 1e-12)
+    assert few * nodes <= store * (1 + 1e-12)
+
+
+@given(st.floats(1e3, 1e16), st.integers(1, 20_000))
+def test_shards_fill_a_folder_and_no_more(size: float, nodes: int) -> None:
+    shard_bytes = choose_shard_bytes(size, nodes)
+    assert shard_bytes >= 16_000_000
+    assert size / shard_bytes <= 100_000

@@ -15,9 +15,8 @@ from PIL import Image
 from test_page import BROWSER, Reader
 
 from feedrate.doctor.results import Curve, Remedy
-from feedrate.plan.results import Ranking
 from feedrate.report.doctor_page import draw_doctor_page
-from feedrate.report.plan_page import draw_plan_page, draw_ranking_page
+from feedrate.report.plan_page import draw_plan_page
 from support.diagnoses import (
     DIAGNOSES,
     make_decode_bound,
@@ -158,9 +157,7 @@ def test_a_browser_draws_the_page(tmp_path: Path, is_dark: bool) -> None:
 def test_every_page_fits_a_telephone_and_leaves_the_console_empty(tmp_path: Path) -> None:
     """Frames 390 pixels wide: a browser's own window cannot be made that narrow."""
     pages = [draw_doctor_page(make()) for make in (*DIAGNOSES.values(), make_nasty)]
-    plan = make_plan()
-    pages += [draw_plan_page(plan), draw_plan_page(make_extreme_plan())]
-    pages += [draw_ranking_page(Ranking(plan.survey, 90, (plan, make_extreme_plan())))]
+    pages += [draw_plan_page(make_plan()), draw_plan_page(make_extreme_plan())]
     frames = "".join(f'<iframe srcdoc="{escape(text)}" width="390" height="600"></iframe>' for text in pages)
     measure = (
         "[...document.querySelectorAll('iframe')].map(f => f.contentDocument.documentElement.scrollWidth)"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import RandomErasing, RandomResizedCrop
-from feedrate.doctor.analyse.loader_call import write_code
+from feedrate.doctor.analyse.call_draft import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.results import Diagnosis, HotLine, Remedy, TimeShare
 from feedrate.report import doctor_words as words

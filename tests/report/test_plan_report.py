@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
-from feedrate.plan.results import Estimate, Plan, Ranking
+from feedrate.plan.results import Estimate, Plan
 from feedrate.report.figures import TIE, draw_estimate, format_spread, list_marks, say_figure, short_time
 from feedrate.report.lines import count_cells
-from feedrate.report.plan import draw_plan, draw_ranking
-from feedrate.report.plan_page import draw_plan_page, draw_ranking_page
+from feedrate.report.plan import draw_plan
+from feedrate.report.plan_page import draw_plan_page
 from support.plans import IN_PLACE, PACKED, make_extreme_plan, make_node, make_plan, make_survey, near
 
 WIDTHS = (80, 100, 140)
@@ -32,7 +32,7 @@ def list_columns(text: str) -> list[str]:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("plan", [make_plan(), make_extreme_plan()], ids=["usual", "extreme"])
 def test_no_line_is_wider_than_the_terminal(plan: Plan, width: int) -> None:
-    for text in (draw_plan(plan, width), draw_ranking(Ranking(plan.survey, 90, (plan, plan)), width)):
+    for text in (draw_plan(plan, width),):
         assert [line for line in text.splitlines() if count_cells(line) > width] == []
 
 
@@ -136,16 +136,6 @@ def test_figures_are_not_broken_between_number_and_unit() -> None:
     assert not [line for line in text.splitlines() if line.endswith((" 41.0", " 330", "MB/s"))]
 
 
-def test_a_ranking_names_each_node_with_its_way_and_what_to_type_on_the_first() -> None:
-    plans = (make_plan(), make_plan(node=make_node(name="old", nodes=4), recommended=""))
-    text = draw_ranking(Ranking(make_survey(), 90, plans, ("4 x old has no scratch",)), 140)
-    assert "gpu17: pack, then stage on scratch" in text
-    assert "4 x old: read in place" in text
-    assert "On gpu17:\nRecommended: pack, then stage" in text
-    assert text.endswith("note: 4 x old has no scratch\nnote: The rate of resnet50 is assumed: "
-                         "'feedrate bench machine' measures it.\n")  # fmt: skip
-
-
 def test_spreads_are_of_the_value_and_left_out_where_there_is_none() -> None:
     assert format_spread(Figure(100, 91, 104)) == "±9%"
     assert format_spread(Figure.exactly(3)) == ""
@@ -208,14 +198,6 @@ def test_the_page_says_where_each_figure_comes_from() -> None:
     page = draw_plan_page(make_plan())
     assert "<td>assumed: a table of published rates</td>" in page
     assert "<td>stored: 2026-11-02</td>" in page
-
-
-def test_the_page_of_a_ranking_has_a_bar_for_each_node() -> None:
-    plans = (make_plan(), make_plan(node=make_node(name="old")))
-    page = draw_ranking_page(Ranking(make_survey(), 90, plans))
-    assert page.count("<svg") == 2
-    assert "goes on" not in page
-    assert "The fastest: gpu17: pack, then stage on scratch, in 22 h 47 min." in page
 
 
 def make_estimate(**changes: object) -> Estimate:

@@ -150,7 +150,7 @@ def strange(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         "ls p --samples 20", "quality p --html page.html", "verify p --workers 1", "unpack p out --workers 1",
         "split p a=0.5 b=0.5 --stratify", "append photos p --workers 1", "merge p p --to m --prefix",
-        "warm p", "stage p --scratch scratch", "index p i",
+        "stage p --warm", "stage p --scratch scratch", "index p i",
     ],
 )  # fmt: skip
 def test_commands_on_a_strangers_pack_print_no_control_character(

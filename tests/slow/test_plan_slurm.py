@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.bench.images import make_photographs
+from feedrate.lab.photographs import make_photographs
 from support.slurm_cluster import cluster_or_skip, submit, wait_for_end
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,6 @@ from feedrate.bench.results import (
     CopyTime,
     DemoResult,
     MachineResult,
-    ModelRate,
     SpeedRun,
     SpeedStanding,
     SpeedtestResult,
@@ -19,6 +18,7 @@ from feedrate.bench.results import (
     Subset,
 )
 from feedrate.figures import ASSUMED, Figure
+from feedrate.lab.device import ModelRate
 from feedrate.loader.results import PixelCheck
 from feedrate.machine.results import Machine, MachineNumbers, ModelRates, StoreSpeed
 

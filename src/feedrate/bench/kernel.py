@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 
 from feedrate import kernel
-from feedrate.bench.images import SETS, write_set
-from feedrate.bench.process import Clock, Say
 from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
+from feedrate.bench.rounds import Clock, Say
 from feedrate.errors import SourceError, UsageError
 from feedrate.filters import BILINEAR, FILTERS, check_filter
 from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.kernel.pillow import Box
+from feedrate.lab.photographs import SETS, write_set
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.loader.samples import (

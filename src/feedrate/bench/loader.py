@@ -20,20 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from feedrate.bench.process import (
-    Contestant,
-    Readings,
-    Runner,
-    Say,
-    compare,
-    measure,
-    run_in_process,
-    run_rounds,
-    sum_up,
-)
+from feedrate.bench.rounds import Contestant, Readings, Runner, Say, compare, measure, run_rounds, sum_up
 from feedrate.draws import draw_crop
 from feedrate.errors import MissingExtra, PackError, UsageError
 from feedrate.kernel import I64, U8
+from feedrate.lab.child import run_in_process
 from feedrate.source.folders import find_images
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feedrate.figures import Figure
+from feedrate.lab.device import ModelRate
 from feedrate.loader.results import PixelCheck
 from feedrate.machine.results import Machine, MachineNumbers
 from feedrate.progress import Rejection
@@ -148,30 +149,6 @@ class KernelResult:
     sets: tuple[KernelSet, ...]
     machine: Machine
     interpolation: str = "bilinear"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRate:
-    """How many images per second a device takes of a model, on batches that are on it; measured.
-
-    Attributes:
-        device: the name of the GPU, or of the CPU.
-        low, high: quartiles over the windows of the measurement.
-        images: that the rate was measured with.
-        cpu_s_per_image: CPU time of the process meanwhile, all threads.
-    """
-
-    model: str
-    device: str
-    training: bool
-    batch_size: int
-    image_side: int
-    dtype: str
-    images_per_s: float
-    low: float
-    high: float
-    images: int
-    cpu_s_per_image: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
-from feedrate.bench.models import (
+from feedrate.bench.results import SpeedStanding, SpeedtestResult, Subset
+from feedrate.bench.rounds import Clock
+from feedrate.bench.turns import ALONE, LEAST_TURN, ROUNDS, Budget, Contest, GpuWatch, Timed, Watch, mean
+from feedrate.errors import UsageError
+from feedrate.format.manifest import FILE_NAME
+from feedrate.lab.device import (
+    ModelRate,
     Step,
     check_side,
     describe_device,
@@ -25,11 +31,6 @@ from feedrate.bench.models import (
     measure_model,
     quick_convolutions,
 )
-from feedrate.bench.process import Clock
-from feedrate.bench.results import ModelRate, SpeedStanding, SpeedtestResult, Subset
-from feedrate.bench.turns import ALONE, LEAST_TURN, ROUNDS, Budget, Contest, GpuWatch, Timed, Watch, mean
-from feedrate.errors import UsageError
-from feedrate.format.manifest import FILE_NAME
 from feedrate.loader.device.transfer import check_device
 from feedrate.machine.cpu import count_usable_cores, measure_usable_cores
 from feedrate.machine.describe import describe_machine

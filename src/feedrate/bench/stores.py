@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feedrate.bench.process import Say
 from feedrate.bench.results import CopyTime
+from feedrate.bench.rounds import Say
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import ASSUMED, Figure
 from feedrate.files.atomic import sync_file_system, writing

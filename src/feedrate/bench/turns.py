@@ -25,9 +25,10 @@ from feedrate.bench.loader import (
     list_images,
     make_feed,
 )
-from feedrate.bench.models import Step, make_batch
-from feedrate.bench.process import Clock, RunFailed, measure_tree_cpu
 from feedrate.bench.results import SpeedRun
+from feedrate.bench.rounds import Clock, measure_tree_cpu
+from feedrate.lab.child import RunFailed
+from feedrate.lab.device import Step, make_batch
 from feedrate.machine.gpu import GpuReader
 from feedrate.progress import Tick
 

@@ -29,7 +29,7 @@ GROUPS = {
     "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
     "make": ("pack", "index", "append", "split", "add-column", "merge", "unpack"),
     "look": ("demo", "ls", "verify", "quality", "fidelity"),
-    "node": ("stage", "warm", "scratch"),
+    "node": ("stage", "scratch"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 

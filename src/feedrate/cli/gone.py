@@ -7,7 +7,12 @@ An entry stays for one version; then the word is as unknown as any other.
 from __future__ import annotations
 
 # The words after `feedrate` -> what does their work now.
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "warm": "load a pack into memory: feedrate stage PACK --warm",
+}
 
 # The first word after `feedrate`, and an option -> what to type instead.
-OPTIONS: dict[tuple[str, str], str] = {}
+OPTIONS: dict[tuple[str, str], str] = {
+    ("stage", "--nodes"): "start it on each node of the job: srun --ntasks-per-node=1 feedrate stage SOURCE",
+    ("plan", "--machines"): "plan for each kind of node: feedrate plan DATASET --what-if cores=64 gpu=4xA100",
+}

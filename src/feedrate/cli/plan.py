@@ -9,24 +9,17 @@ recommended, with its commands. Every figure says whether it was measured, store
   feedrate plan /data/imagenet --scratch /scr --model resnet50
   feedrate plan /data/imagenet --model-rate 900 --html plan.html
   feedrate plan /data/imagenet --what-if cores=32 mem=500G gpu=4xA100
-  feedrate plan /data/imagenet --machines lab.toml
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from feedrate.cli.arguments import add_looking, add_model, choose_model, whole_between
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
 from feedrate.errors import NotFound, UsageError, suggest_path
-
-if TYPE_CHECKING:
-    from feedrate.plan.results import Node, Plan, Survey
 
 WORKERS = 4
 
@@ -47,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="side in pixels of what the model sees (default: 224, or what the images have)")
     add("--what-if", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
         help="another machine than this: cores=32 mem=500G net=1.2GB/s gpu=4xA100 storage=nvme nodes=8")
-    add("--machines", type=Path, metavar="TOML", help="rank the kinds of node in this file for the dataset")
     add_looking(parser)
     add("--html", type=Path, metavar="PATH", help="write a page with each way as a bar of time")
     add_json_arguments(parser, overwritten="the page and the JSON file")
@@ -67,34 +59,16 @@ def run(arguments: argparse.Namespace) -> int:
     model, rate = choose_model(arguments)
     what_if = parse_what_if(arguments.what_if)
     what_if.check_gpu(model)
-    plan = partial(
-        make_plan, epochs=arguments.epochs, workers=arguments.workers, batch_size=arguments.batch_size
-    )
-    look = partial(survey_dataset, dataset, seconds=arguments.seconds, crop=arguments.crop, say=say)
     with ended_like_an_interrupt():
-        if arguments.machines is not None:
-            return _rank(arguments, look, plan, model=model, model_rate=rate)
-        survey = look()
+        survey = survey_dataset(dataset, seconds=arguments.seconds, crop=arguments.crop, say=say)
         node = describe_node(
             dataset, scratch=arguments.scratch, model=model, model_rate=rate, numbers=load_numbers(), say=say
         )
-        result = plan(*what_if.apply(survey, node))
+        result = make_plan(
+            *what_if.apply(survey, node),
+            epochs=arguments.epochs, workers=arguments.workers, batch_size=arguments.batch_size,
+        )  # fmt: skip
     return emit(arguments, "plan", result, draw_plan, page=lambda: draw_plan_page(result))
-
-
-def _rank(
-    arguments: argparse.Namespace,
-    look: Callable[[], Survey],
-    plan: Callable[[Survey, Node], Plan],
-    **model: Any,
-) -> int:
-    from feedrate.plan.machines import rank_machines, read_machines
-    from feedrate.report.plan import draw_ranking
-    from feedrate.report.plan_page import draw_ranking_page
-
-    read_machines(arguments.machines)  # what is wrong in it is said before the work
-    ranking = rank_machines(look(), arguments.machines, epochs=arguments.epochs, plan=plan, **model)
-    return emit(arguments, "plan", ranking, draw_ranking, page=lambda: draw_ranking_page(ranking))
 
 
 def _take_dataset(arguments: argparse.Namespace) -> str:
@@ -109,11 +83,6 @@ def _take_dataset(arguments: argparse.Namespace) -> str:
         arguments.dataset = words[0]
     if arguments.dataset is None:
         raise UsageError("no dataset is named", hint="feedrate plan DATASET; see 'feedrate plan --help'")
-    if arguments.what_if and arguments.machines is not None:
-        raise UsageError(
-            "--what-if changes this machine, and --machines names others",
-            hint="give one of the two; a line in the file says the same as --what-if",
-        )
     if arguments.scratch is not None and not os.path.isdir(arguments.scratch):
         raise NotFound(f"there is no folder {arguments.scratch}", hint=suggest_path(arguments.scratch))
     dataset: str = arguments.dataset

@@ -116,9 +116,9 @@ def _temporary() -> Iterator[Path]:
 
 def _take_images(arguments: argparse.Namespace, files: Path, seconds: float) -> Subset:
     """Write some images of the dataset to `files`, or of our own."""
-    from feedrate.bench.images import CLASSES, write_photographs
     from feedrate.bench.results import Subset
     from feedrate.bench.subset import SubsetOptions, check_room, take_subset
+    from feedrate.lab.photographs import CLASSES, write_photographs
     from feedrate.machine.cpu import count_usable_cores
 
     images = _QUICK_IMAGES if arguments.quick else _IMAGES

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from feedrate.bench.images import CLASSES, write_photographs
 from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions, require_torch
-from feedrate.bench.process import Contestant, Runner, Say, compare, run_in_process, run_rounds, sum_up
 from feedrate.bench.results import BenchRun, DemoResult
+from feedrate.bench.rounds import Contestant, Runner, Say, compare, run_rounds, sum_up
 from feedrate.errors import AlreadyExists, StorageError, UsageError
+from feedrate.lab.child import run_in_process
+from feedrate.lab.photographs import CLASSES, write_photographs
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing.build.pack import pack

@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feedrate.bench.images import CLASSES
 from feedrate.bench.loader import FeedOptions, list_images, make_feed
-from feedrate.bench.process import Readings, measure
+from feedrate.bench.rounds import Readings, measure
+from feedrate.lab.photographs import CLASSES
 
 if TYPE_CHECKING:
     import torch

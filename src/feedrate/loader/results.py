@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader, `cached` and `feedrate warm` tell of themselves."""
+"""What a loader and `cached` tell of themselves."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass, replace
 
 from feedrate.model.pipeline import Pipeline, best_workers, soft_max
-from feedrate.model.scale import share
 
 CORES, WORKERS, SOURCE = "cores", "workers", "source"  # names of limits, beside those of a Pipeline
 COPY_STREAMS = 8  # reads in flight of `feedrate stage`
@@ -21,6 +20,11 @@ COPY_FILE_S = 0.25e-3
 # Until a command has been loaded, until a DataLoader's workers have been started, and a Loader's threads.
 START_S, WORKERS_START_S, LOADER_START_S = 0.4, 0.06, 0.03
 PAGE_BYTES = 4096
+DEFAULT_SHARD_BYTES = 256_000_000  # as `feedrate pack` makes them
+_LEAST_SHARD_BYTES = 16_000_000  # below, opening a shard takes as long as reading it on a network
+# In one folder. "limit each directory to less than 100K files": docs.aws.amazon.com/fsx/latest/LustreGuide,
+# performance tips.
+_MOST_SHARDS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,23 @@ def pack_s(
     asking = load.samples * source.stat_s / max(load.readers - 1, 1.0) if load.is_files else 0.0
     reading = epoch(load, source, warm=warm).seconds
     return START_S + list_s + asking + soft_max(reading, size_bytes / target.write_bytes_per_s)
+
+
+def share(node_per_s: float, store_per_s: float | None, nodes: int) -> float:
+    """Return what one node has of a store while `nodes` use it, in bytes or files per second.
+
+    Args:
+        node_per_s: what one node gets when it is alone: its link, or its own requests in flight.
+        store_per_s: what the store gives all nodes together; None: not known, and taken to be what one node
+            was seen to get. A parallel file system gives more: the answer is the least that is to be had.
+    """
+    return min(node_per_s, (node_per_s if store_per_s is None else store_per_s) / nodes)
+
+
+def choose_shard_bytes(size_bytes: float, nodes: int) -> int:
+    """Return how large shards should be: many enough for all nodes' streams, few enough for one folder."""
+    usual = max(min(size_bytes / (nodes * COPY_STREAMS), DEFAULT_SHARD_BYTES), _LEAST_SHARD_BYTES)
+    return math.ceil(max(usual, size_bytes / _MOST_SHARDS))
 
 
 def seen_share(parts: int, epoch: float) -> float:

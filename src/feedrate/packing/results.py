@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands return: `pack`, `index`, `append`, `add-column`, `split`, `merge`, `ls`, `warm`, `unpack`,
-`verify`, and `quality` (also `quality.json` in a pack).
+"""What commands return: `pack`, `index`, `append`, `add-column`, `split`, `merge`, `ls`, `stage --warm`,
+`unpack`, `verify`, and `quality` (also `quality.json` in a pack).
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from feedrate.progress import Rejection
+from feedrate.scratch.results import StageResult
 
 
 @dataclass(frozen=True, slots=True)
 class WarmResult:
-    """`feedrate warm`.
+    """`feedrate stage --warm`.
 
     Attributes:
         files: of the pack; `loaded_files` of them were read as a whole.
         limit_bytes: how much of it may be loaded; `limit_reason` says in words why.
         resident_before, resident_after: share of the pack in the page cache; None: unknown.
         left_out: files that did not fit, in the order of the pack; of the first, a part may have.
+        staged: the copy that was made first; None: the pack was loaded where it lies.
     """
 
     pack: str
@@ -34,6 +36,7 @@ class WarmResult:
     left_out: tuple[str, ...]
     left_out_bytes: int
     seconds: float
+    staged: StageResult | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.pipeline import soft_max
-from feedrate.model.scale import DEFAULT_SHARD_BYTES
 from feedrate.model.ways import (
+    DEFAULT_SHARD_BYTES,
     LOADER_START_S,
     PAGE_BYTES,
     WORKERS,

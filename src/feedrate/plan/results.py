@@ -181,16 +181,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
-    """The kinds of node of a lab for one dataset, the fastest first."""
-
-    survey: Survey
-    epochs: int
-    plans: tuple[Plan, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Estimate:
     """The answers to a one-line question, with the figures that they are made of.
 

@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 
 from feedrate.figures import MEASURED, Figure, combine_all
-from feedrate.model.ways import count_epochs_to_pay
-from feedrate.plan.machines import describe_scale
+from feedrate.model.ways import DEFAULT_SHARD_BYTES, choose_shard_bytes, count_epochs_to_pay, share
 from feedrate.plan.outcome import Case, collect_figures
 from feedrate.plan.recipes import (
     IN_PLACE,
@@ -20,7 +19,7 @@ from feedrate.plan.recipes import (
     list_commands,
 )
 from feedrate.plan.results import Node, Plan, Survey, Way
-from feedrate.units import format_count, format_percent, format_seconds
+from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 # What the formulas themselves err by when every figure in them is right (benchmarks/README.md).
 MODEL_ERROR = Figure.within(1.0, 1.12, MEASURED, "the model's own error")
@@ -68,7 +67,7 @@ def make_plan(
         for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
     )
     recommended, reason = recommend(ways, epochs, is_loading_alone=node.model_rate is None)
-    of_node = [*node.notes, *describe_scale(survey, node, batch_size), *_note_no_rate(node)]
+    of_node = [*node.notes, *describe_nodes(survey, node, batch_size), *_note_no_rate(node)]
     said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
     return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
 
@@ -158,3 +157,31 @@ def _note_no_rate(node: Node) -> list[str]:
     what = f"how fast {node.model} trains here" if node.model else "how fast the model trains"
     how = "give --model-rate" + (", or measure it: feedrate bench machine" if node.model else "")
     return [f"{what} is not known, so times are what loading alone takes; {how}"]
+
+
+def describe_nodes(survey: Survey, node: Node, batch_size: int) -> list[str]:
+    """Return what several nodes are to one dataset, in sentences; of one node there is nothing to say."""
+    if node.nodes == 1:
+        return []
+    nodes, total, shared = node.nodes, survey.source.total_bytes_per_s, survey.source.shared_bytes_per_s
+    each = share(total.value, None if shared is None else shared.value, nodes)
+    reading = f"{nodes:,} nodes read {format_bytes(each)}/s each, {format_bytes(each * nodes)}/s together"
+    if shared is None:
+        reading += ": what the source gives all is taken to be what one node gets; total=20GB/s would say it"
+    said = [reading]
+    if node.scratch is not None:
+        written = node.scratch.write_bytes_per_s
+        copy_s = survey.total_bytes.value / min(each, math.inf if written is None else written.value)
+        said.append(
+            f"a copy of everything on each node takes {format_seconds(copy_s)}, a part on each "
+            f"{format_seconds(copy_s / nodes)}; the order is shuffled over the whole dataset, so a part "
+            f"holds {format_percent(1 / nodes)} of what its node reads"
+        )
+    steps = math.ceil(survey.trained_samples.value / (nodes * max(node.gpus, 1) * batch_size))
+    ending = f"an epoch is {format_count(steps, 'step')} of {batch_size:,} samples per rank"
+    shard_bytes = choose_shard_bytes(survey.total_bytes.value, nodes)
+    if survey.total_bytes.value > shard_bytes:
+        shards = math.ceil(survey.total_bytes.value / shard_bytes)
+        option = "" if shard_bytes == DEFAULT_SHARD_BYTES else " (feedrate pack --shard-size)"
+        ending += f"; {shards:,} shards of {format_bytes(shard_bytes)} suit so many readers{option}"
+    return [*said, ending]

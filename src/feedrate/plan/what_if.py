@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from feedrate.errors import UsageError
@@ -134,7 +134,6 @@ class WhatIf:
     scratch_bytes: int | None = None
     scratch_storage: str = ""
     core_speed: float | None = None
-    label: str = field(default=_OPTION, compare=False)  # how notes name it
 
     def apply(self, survey: Survey, node: Node) -> tuple[Survey, Node]:
         """Return dataset and node with the changes.
@@ -175,7 +174,7 @@ class WhatIf:
             notes.append(f"{format_bytes(self.size_bytes)} of samples like these are given, not seen")
         if self.core_speed is not None:
             speed = 1 / self.core_speed
-            note = f"{self.label}: cores of {self.core_speed:g} times the speed"
+            note = f"--what-if: cores of {self.core_speed:g} times the speed"
             times = ("pillow_s", "feedrate_s", "whole_s", "cached_s", "pack_s")
             known = {name: figure for name in times if (figure := getattr(survey, name)) is not None}
             survey = replace(survey, **{n: f.scaled(speed).assumed(note) for n, f in known.items()})
@@ -195,27 +194,27 @@ class WhatIf:
         if self.storage:
             source = STORAGE[self.storage].describe(self.storage, source.path)
         if self.latency_s is not None:
-            call = Figure.exactly(self.latency_s, GIVEN, f"{self.label} latency")
+            call = Figure.exactly(self.latency_s, GIVEN, "--what-if latency")
             most = min(source.files_per_s.value, source.streams / (2 * self.latency_s))
             source = replace(
                 source, read_s=call, file_s=call.scaled(2), folder_s=call, stat_s=call,
                 files_per_s=Figure.within(most, 1.5, ASSUMED, f"{source.streams} readers with that latency"),
             )  # fmt: skip
         if self.net_bytes_per_s is not None:
-            source = _change_rate(source, self.net_bytes_per_s, f"{self.label} net")
+            source = _change_rate(source, self.net_bytes_per_s, "--what-if net")
         if self.total_bytes_per_s is not None:
-            total = Figure.exactly(self.total_bytes_per_s, GIVEN, f"{self.label} total")
+            total = Figure.exactly(self.total_bytes_per_s, GIVEN, "--what-if total")
             source = replace(source, shared_bytes_per_s=total)
         return source
 
     def _change_node(self, node: Node) -> Node:
         node = self._change_scratch(self._change_gpus(node))
         if self.cores is not None:
-            node = replace(node, cores=Figure.exactly(self.cores, GIVEN, self.label))
+            node = replace(node, cores=Figure.exactly(self.cores, GIVEN, _OPTION))
         if self.memory_bytes is not None:
-            memory = Figure.exactly(self.memory_bytes, GIVEN, self.label)
+            memory = Figure.exactly(self.memory_bytes, GIVEN, _OPTION)
             node = replace(
-                node, memory_bytes=memory, machine_memory_bytes=memory, memory_origin=f"{self.label} mem"
+                node, memory_bytes=memory, machine_memory_bytes=memory, memory_origin="--what-if mem"
             )
         if self.storage or self.size_bytes is not None:
             # What is free beside the dataset that is here says nothing of another store.
@@ -246,7 +245,7 @@ class WhatIf:
 
     def _find_rate(self, node: Node, *, is_same: bool, count: int) -> Figure | None:
         if self.model_rate is not None:
-            return Figure.exactly(self.model_rate, GIVEN, f"{self.label} model-rate")
+            return Figure.exactly(self.model_rate, GIVEN, "--what-if model-rate")
         if self.gpus is None and not self.gpu:
             return node.model_rate
         if count == 0:  # what the model would take on the cores is not known
@@ -262,7 +261,7 @@ class WhatIf:
             return replace(node, scratch=None, scratch_path="", scratch_free_bytes=None)
         path, store = node.scratch_path or "/scratch", node.scratch
         if self.scratch_bytes is not None:
-            free = Figure.exactly(self.scratch_bytes, GIVEN, f"{self.label} scratch")
+            free = Figure.exactly(self.scratch_bytes, GIVEN, "--what-if scratch")
             node = replace(node, scratch_free_bytes=free, scratch_path=path)
         elif self.scratch_storage and store is None:
             raise UsageError(
@@ -322,58 +321,63 @@ def parse_what_if(words: Sequence[str]) -> WhatIf:
             pairs.append((key, value))
     if words and not pairs:
         raise UsageError("--what-if says nothing to change", hint=LIST_OF_KEYS)
-    text = " ".join(f"{key}={value}" for key, value in pairs)
-    return replace(read_changes(pairs, _OPTION), text=text)
-
-
-def read_changes(pairs: Iterable[tuple[str, str]], label: str) -> WhatIf:
-    """Return the changes of keys and values; `label`: where they come from, for errors and notes."""
-    found: dict[str, Any] = {}
+    found = WhatIf(" ".join(f"{key}={value}" for key, value in pairs))
     seen: set[str] = set()
     for typed, value in pairs:
         key = typed.strip().lower().replace("_", "-")
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise UsageError(f"{label}: there is no '{typed}'", hint=hint + LIST_OF_KEYS)
+            raise UsageError(f"--what-if: there is no '{typed}'", hint=hint + LIST_OF_KEYS)
         if key in seen:
-            raise UsageError(f"{label}: {key} is given twice", hint="leave one out")
+            raise UsageError(f"--what-if: {key} is given twice", hint="leave one out")
         seen.add(key)
-        read, example = KEYS[key]
+        change, example = KEYS[key]
         try:
-            found |= read(value.strip())
+            found = change(found, value.strip())
         except UsageError as error:
-            like = f"{key}={example}" if label == _OPTION else f'{key} = "{example}"'
-            raise UsageError(f"{label} {key}: {error.message}", hint=f"write it like {like}") from error
-    return WhatIf(**found, label=label)
+            hint = f"write it like {key}={example}"
+            raise UsageError(f"--what-if {key}: {error.message}", hint=hint) from error
+    return found
 
 
-def _whole(name: str, least: int, most: int) -> Callable[[str], dict[str, Any]]:
-    def read(text: str) -> dict[str, Any]:
+Change = Callable[[WhatIf, str], WhatIf]
+
+
+def _whole(name: str, least: int, most: int) -> Change:
+    def change(what_if: WhatIf, text: str) -> WhatIf:
         if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
             raise UsageError(f"a whole number from {least} to {most:,} is needed, got '{text}'")
-        return {name: int(text)}
+        return _with(what_if, name, int(text))
 
-    return read
+    return change
 
 
-def _real(name: str, least: float, most: float) -> Callable[[str], dict[str, Any]]:
-    def read(text: str) -> dict[str, Any]:
+def _real(name: str, least: float, most: float) -> Change:
+    def change(what_if: WhatIf, text: str) -> WhatIf:
         is_number = re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", text)
         if not is_number or not least <= float(text) <= most:
             raise UsageError(f"a number from {least:g} to {most:,.0f} is needed, got '{text}'")
-        return {name: float(text)}
+        return _with(what_if, name, float(text))
 
-    return read
+    return change
 
 
-def _storage(name: str) -> Callable[[str], dict[str, Any]]:
-    def read(text: str) -> dict[str, Any]:
+def _storage(name: str) -> Change:
+    def change(what_if: WhatIf, text: str) -> WhatIf:
         if text.lower() not in STORAGE:
             raise UsageError(f"'{text}' is none of {', '.join(STORAGE)}")
-        return {name: text.lower()}
+        return _with(what_if, name, text.lower())
 
-    return read
+    return change
+
+
+def _parsed(name: str, parse: Callable[[str], float]) -> Change:
+    return lambda what_if, text: _with(what_if, name, parse(text))
+
+
+def _with(what_if: WhatIf, name: str, value: object) -> WhatIf:
+    return replace(what_if, **{name: value})  # type: ignore[arg-type]
 
 
 # A number, a name, or both: 8, A100, 4xA100. Names begin with a letter, or are like 3090 and 2080 Ti.
@@ -382,43 +386,43 @@ _GPU = re.compile(
 )
 
 
-def _read_gpu(text: str) -> dict[str, Any]:
+def _change_gpu(what_if: WhatIf, text: str) -> WhatIf:
     if text.lower() == "none":
-        return {"gpus": 0}
+        return replace(what_if, gpus=0)
     match = _GPU.fullmatch(text)
     count = None if match is None else match["only"] or match["count"]
     if match is None or int(count or 0) > _MOST_GPUS:
         raise UsageError(f"a number of GPUs up to {_MOST_GPUS} and a name are needed, got '{text}'")
-    return {"gpu": match["name"] or "", **({} if count is None else {"gpus": int(count)})}
+    return replace(what_if, gpu=match["name"] or "", gpus=None if count is None else int(count))
 
 
-def _read_scratch(text: str) -> dict[str, Any]:
-    return {"scratch_bytes": 0 if text.lower() == "none" else parse_bytes(text)}
+def _parse_scratch(text: str) -> int:
+    return 0 if text.lower() == "none" else parse_bytes(text)
 
 
-def _read_latency(text: str) -> dict[str, Any]:
+def _parse_latency(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(us|µs|ms|s)", text.lower())
-    seconds = (
-        float(match.group(1)) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[match.group(2)] if match else 0
-    )
+    units = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+    seconds = float(match.group(1)) * units[match.group(2)] if match else 0.0
     if not 1e-7 <= seconds <= 60:
         raise UsageError(f"a time from 0.1us to 60s is needed, got '{text}'")
-    return {"latency_s": seconds}
+    return seconds
 
 
-KEYS: dict[str, tuple[Callable[[str], dict[str, Any]], str]] = {
+# The words on the left, what each changes, and an example.
+KEYS: dict[str, tuple[Change, str]] = {
     "cores": (_whole("cores", 1, 1024), "32"),
-    "mem": (lambda text: {"memory_bytes": parse_bytes(text)}, "500G"),
-    "gpu": (_read_gpu, "4xA100"),
+    "mem": (_parsed("memory_bytes", parse_bytes), "500G"),
+    "gpu": (_change_gpu, "4xA100"),
     "model-rate": (_real("model_rate", 0.001, 1e7), "1200"),
     "nodes": (_whole("nodes", 1, 100_000), "4"),
     "storage": (_storage("storage"), "nvme"),
-    "net": (lambda text: {"net_bytes_per_s": float(parse_rate(text))}, "1.2GB/s"),
-    "total": (lambda text: {"total_bytes_per_s": float(parse_rate(text))}, "20GB/s"),
-    "latency": (_read_latency, "2ms"),
-    "scratch": (_read_scratch, "2T"),
+    "net": (_parsed("net_bytes_per_s", parse_rate), "1.2GB/s"),
+    "total": (_parsed("total_bytes_per_s", parse_rate), "20GB/s"),
+    "latency": (_parsed("latency_s", _parse_latency), "2ms"),
+    "scratch": (_parsed("scratch_bytes", _parse_scratch), "2T"),
     "scratch-storage": (_storage("scratch_storage"), "nvme"),
     "core-speed": (_real("core_speed", 0.05, 20), "1.3"),
-    "size": (lambda text: {"size_bytes": parse_bytes(text)}, "1PB"),
+    "size": (_parsed("size_bytes", parse_bytes), "1PB"),
 }
 LIST_OF_KEYS = "known: " + ", ".join(f"{key}={example}" for key, (_, example) in KEYS.items())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `unpack`, `verify`, `ls` and `warm` as plain lines."""
+"""Results of `unpack`, `verify`, `ls` and `stage --warm` as plain lines."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
-from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
+from feedrate.plan.results import Node, Plan, Survey, Way
 from feedrate.report.figures import TIE, list_marks, mark, say_figure, short_time
 from feedrate.report.lines import Command, Line, count_cells, lay_out, wrap
 from feedrate.units import (
@@ -38,23 +38,6 @@ def draw_plan(plan: Plan, width: int | None = None) -> str:
     lines: list[Line] = [f"  {line}" for line in list_marks(head + ways, _list_figures(plan))]
     lines += ["", "Not possible, or not needed, here:", *unfit] if unfit else []
     return head + ways + lay_out([*lines, "", *_recommend(plan), *_list_notes(plan.notes)], width)
-
-
-def draw_ranking(ranking: Ranking, width: int | None = None) -> str:
-    facts = describe_survey(ranking.survey)
-    source = ranking.plans[0].survey.source if ranking.plans else ranking.survey.source
-    if source != ranking.survey.source:
-        facts.append(("as given", describe_store(source)))
-    head = _lay_facts(facts, width)
-    title = f"{format_count(ranking.epochs, 'epoch')}, the fastest kind of node first:"
-    nodes = lay_out(["", title, *_draw_nodes(ranking.plans, width)], width)
-    shown = (ranking.survey, source, *map(find_way, ranking.plans))
-    lines: list[Line] = [f"  {line}" for line in list_marks(head + nodes, _list_figures(shown))]
-    notes = list(ranking.notes)
-    for best in ranking.plans[:1]:
-        lines += ["", f"On {name_node(best.node)}:", *_recommend(best)]
-        notes += best.notes
-    return head + nodes + lay_out([*lines, *_list_notes(notes)], width)
 
 
 def _list_notes(notes: Sequence[str]) -> list[str]:
@@ -149,21 +132,11 @@ def _describe_scratch(node: Node) -> str:
     return f"{describe_store(node.scratch)}{free}"
 
 
-def name_node(node: Node) -> str:
-    return f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name
-
-
 def say_loader(plan: Plan) -> str:
     """Return who reads the data when nothing is changed."""
     if plan.survey.kind == "pack":
         return "read by feedrate.Loader"
     return f"with {format_count(plan.workers, 'worker')}"
-
-
-def find_way(plan: Plan) -> Way | None:
-    """Return the way to take: the recommended one, or as it is."""
-    named = [one for one in plan.ways if one.code == plan.recommended]
-    return next(iter((*named, *plan.ways)), None)
 
 
 def _recommend(plan: Plan) -> list[Line]:
@@ -241,26 +214,6 @@ def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
             break
     marked = [one.code == plan.recommended for one in ways]
     return _lay_table(("way", *names), table, marked, width)
-
-
-def _draw_nodes(plans: Sequence[Plan], width: int | None) -> list[Line]:
-    heads = [("GPUs", "in all"), ("cores", "a node"), ("memory", "a node"), ("", "before"),
-             ("later", "epochs"), ("", "whole run"), ("", "limit")]  # fmt: skip
-    names, cells = ["node, and way"], []
-    for plan in plans:
-        way, node = find_way(plan), plan.node
-        names.append(f"{name_node(node)}: {way.name if way else 'no way fits'}")
-        times = [short_time(way.before_s, has_spread=False), short_time(way.later_epoch_s, has_spread=False),
-                 short_time(way.total_s), way.limit] if way else [""] * 4  # fmt: skip
-        cells.append(
-            [
-                f"{node.gpus * node.nodes:,}",
-                f"{node.cores.value:,.0f}",
-                format_bytes(node.memory_bytes.value),
-                *times,
-            ]
-        )
-    return _lay_table(names, [heads, *cells], [False] * len(plans), width)
 
 
 def _sizes(table: Sequence[Sequence[Any]]) -> list[int]:

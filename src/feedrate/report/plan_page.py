@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 
 from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
-from feedrate.plan.results import Node, Plan, Ranking, Survey, Way
+from feedrate.plan.results import Node, Plan, Survey, Way
 from feedrate.report.doctor_charts import draw_key
 from feedrate.report.figures import TIE, describe_origin, find_spread, say_bounds, say_value, short_time
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
-from feedrate.report.plan import describe_gpus, find_way, list_columns, list_unfit, name_node
+from feedrate.report.plan import describe_gpus, list_columns, list_unfit
 from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
 
 _STYLE = """
@@ -65,34 +65,6 @@ def draw_plan_page(plan: Plan) -> str:
         heading="How to train on this dataset, here",
         lead=f"<code>{show(plan.survey.dataset)}</code>",
         verdict=named[:1].upper() + named[1:],
-        tone="good",
-        style=_STYLE,
-    )
-
-
-def draw_ranking_page(ranking: Ranking) -> str:
-    """Return the page of `--machines` as HTML."""
-    found = [(plan, way) for plan in ranking.plans if (way := find_way(plan)) is not None]
-    bars = [(f"{name_node(plan.node)}: {way.name}", way, plan is ranking.plans[0]) for plan, way in found]
-    plans = "".join(
-        f"<article><h3>{show(name_node(plan.node))}: {show(way.name)}</h3>"
-        f"<p>{show_sentence(plan.reason)}.</p>"
-        f"{_draw_commands(way)}{_draw_node(plan.node)}</article>"
-        for plan, way in found
-    )
-    sections = (
-        draw_section(f"How long {format_count(ranking.epochs, 'epoch')} take", _draw_bars(bars)),
-        draw_section("The nodes", plans),
-        draw_section("Notes", _draw_list(ranking.notes)),
-        draw_section("The dataset", _draw_survey(ranking.survey)),
-    )
-    named = f"{bars[0][0]}, in {format_seconds(found[0][1].total_s.value)}" if bars else "no node was named"
-    return draw_frame(
-        f"feedrate plan: {ranking.survey.dataset}",
-        "".join(sections),
-        heading="Which node for this dataset",
-        lead=f"<code>{show(ranking.survey.dataset)}</code>",
-        verdict=f"The fastest: {named}.",
         tone="good",
         style=_STYLE,
     )
@@ -228,7 +200,7 @@ def _draw_node(node: Node) -> str:
         *(_list_store("scratch", node.scratch) if node.scratch else ()),
     ]  # fmt: skip
     said = {
-        "node": name_node(node),
+        "node": f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name,
         "GPUs": describe_gpus(node).replace(TIE, " "),
         "memory by": node.memory_origin,
     }

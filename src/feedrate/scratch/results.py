@@ -95,25 +95,6 @@ class StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StageFailure:
-    """A node that has no copy, and why."""
-
-    node: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodesResult:
-    """`feedrate stage --nodes`. `path`: the same on all nodes; "": it is not."""
-
-    source: str
-    path: str
-    nodes: tuple[StageResult, ...]
-    failures: tuple[StageFailure, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class StagedCopy:
     """What the registry in the home folder knows of a copy; `keep_s`: None: until it is deleted."""
 

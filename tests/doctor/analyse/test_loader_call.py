@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import feedrate
-from feedrate.doctor.analyse.loader_call import recognise_call, write_code
+from feedrate.doctor.analyse.call_draft import write_code
+from feedrate.doctor.analyse.loader_call import recognise_call
 from feedrate.doctor.analyse.metrics import LoaderCall
 from support.hooked import PREAMBLE, Run, run_script
 from support.images import save_image

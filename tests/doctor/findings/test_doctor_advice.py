@@ -303,7 +303,7 @@ def test_files_are_read_once_by_a_command_that_takes_them(tmp_path: Path) -> Non
     (tmp_path / "pack.json").write_text("{}")
     pack = replace(LOCAL, folder=str(tmp_path))
     command = command_of(judge_slow_files(tmp_path / "run", pack), "warm-page-cache")
-    assert command == f"feedrate warm {shlex.quote(str(tmp_path))}"
+    assert command == f"feedrate stage {shlex.quote(str(tmp_path))} --warm"
     make_parser().parse_args(shlex.split(command)[1:])
 
 

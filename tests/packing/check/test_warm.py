@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate warm`, and what `feedrate ls` says of the page cache."""
+"""`feedrate stage --warm`, and what `feedrate ls` says of the page cache."""
 
 from __future__ import annotations
 
@@ -123,19 +123,21 @@ def test_an_address_is_refused_with_the_command_that_brings_it_near() -> None:
 
 
 def test_warm_on_the_command_line(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["warm", str(pack)]) == 0
+    assert main(["stage", str(pack), "--warm"]) == 0
     shown = capsys.readouterr()
-    lines = shown.out.splitlines()
+    assert shown.out == f"{pack}\n"
+    assert shown.err.startswith("loading 12 samples (")
+    lines = shown.err.splitlines()[-3:]
     assert re.fullmatch(rf"{pack}: 6 files, [\d.]+ KB", lines[0])
     assert re.fullmatch(r"  memory   (\d+%|unknown.*) before, (100%|unknown.*) now", lines[1])
     assert re.fullmatch(r"  loaded   [\d.]+ KB in .*, [\d.]+ [KMG]?B/s", lines[2])
-    assert shown.err.startswith("loading 12 samples (")
 
 
 def test_warm_as_json(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["warm", str(pack), "--limit", "1B", "--json", "-"]) == 0
+    assert main(["stage", str(pack), "--warm", "--limit", "1B", "--json", "-"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["command"], document["loaded_bytes"], len(document["left_out"])) == ("warm", 1, 6)
+    assert (document["command"], document["staged"]) == ("stage --warm", None)
+    assert (document["loaded_bytes"], len(document["left_out"])) == (1, 6)
 
 
 def test_ls_says_how_much_of_a_pack_lies_in_memory(pack: Path, capsys: pytest.CaptureFixture[str]) -> None:

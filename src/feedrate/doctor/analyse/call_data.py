@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from feedrate.doctor.analyse.call_draft import TRAIN_PACK, VALIDATION_PACK
 from feedrate.doctor.analyse.data_folders import (
     LoaderFacts,
     Place,
@@ -26,7 +27,6 @@ from feedrate.doctor.analyse.records import Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
 
 Fact = Mapping[str, Any]
-TRAIN_PACK, VALIDATION_PACK = "train.pack", "val.pack"
 _BESIDE_TRAINING = ("val", "valid", "validation", "test", "dev")
 
 

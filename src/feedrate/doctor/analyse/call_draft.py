@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Loader's arguments about images, put together from the steps of a script's own transforms."""
+"""A call of feedrate.Loader: its arguments about images, put together from operations, and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
-from feedrate.doctor.analyse.transform_steps import FLOATS, Step
 from feedrate.errors import UsageError
 from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
 from feedrate.loader.device.mixing import CutMix, MixUp, RandomErasing
 from feedrate.loader.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
+from feedrate.recognise.operations import FLOATS, GEOMETRY, LEFT_OUT, Operation
 
+TRAIN_PACK, VALIDATION_PACK = "train.pack", "val.pack"
+_IMAGES: Mapping[str, Callable[..., ImageOp]] = {
+    "resized-crop": RandomResizedCrop, "resize": Resize, "center-crop": CenterCrop, "random-crop": RandomCrop,
+}  # fmt: skip
+_ON_DEVICE: Mapping[str, Callable[..., Any]] = {
+    "jitter": ColorJitter, "grayscale": Grayscale, "blur": GaussianBlur, "solarize": Solarize,
+    "erase": RandomErasing, "mixup": MixUp, "cutmix": CutMix,
+}  # fmt: skip
+_MIXING = ("mixup", "cutmix")
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _BEYOND = 0.1  # of the range of values: filters overshoot
 _OWN = "it is the script's own code, which feedrate.Dataset('PACK', transform=...) in the DataLoader keeps"
+_WIDTH = 78  # of 80 columns, indented
+# Above the code for gray of more than 8 bits: what a user may choose.
+_DEPTHS = '# depth: "uint16" keeps values, (low, high) scales a range, "clip" cuts at 255'
 
 
 @dataclass(frozen=True)
@@ -62,13 +74,13 @@ class Draft:
         self.dropped: list[str] = []  # operations of libraries
         self._seen = images
         self._image: ImageOp | None = None
-        self._short: Step | None = None  # a resize of the shorter side that waits for its crop
+        self._short: Operation | None = None  # a resize of the shorter side that waits for its crop
         self._flip = 0.0
         self._mode = "RGB"
         self._dtype: str | None = None
         self._normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
         self._colours: list[Any] = []
-        self._erasing: list[Any] = []
+        self._erasing: list[Any] = []  # each with whether values are normalised afterwards
         self._mixing: list[Any] = []
 
     @property
@@ -78,84 +90,73 @@ class Draft:
 
     @property
     def has_size(self) -> bool:
-        """Return whether a step said how images get their size."""
+        """Return whether an operation said how images get their size."""
         return self._image is not None or self._short is not None
 
     def leave(self, sentence: str) -> None:
         self.left_out.append(sentence)
 
-    def take(self, step: Step) -> None:
-        """Take a step over, or say why not."""
+    def take(self, step: Operation) -> None:
+        """Take an operation over, or say why not."""
         for remark in step.remarks:
             self.leave(f"{step.name}: {remark}")
-        take = getattr(self, f"_take_{step.kind.replace('-', '_')}", None)
-        if take is None or step.values.get("interpolation", "") is None:
+        why = ""
+        if step.kind == LEFT_OUT or step.values.get("interpolation") == "":
             why = _OWN if step.is_own else "feedrate.Loader has no such operation"
-            self.leave(f"{step.name} is not carried over: {why}")
-            if not step.is_own:
-                self.dropped.append(step.name)
-            return
-        try:
-            take(step)
-        except UsageError as error:
-            self.leave(f"{step.name} is not carried over: {error.message}")
-
-    def _take_resized_crop(self, step: Step) -> None:
-        if self._is_seldom(step) or self._has_geometry(step):
-            return
-        if self._short is not None:
-            self.leave(
-                f"{self._short.name} before {step.name}: the part is cut from the image as it is stored"
-            )
+            self.dropped += [] if step.is_own else [step.name]
+        elif step.p < 1 and step.kind in (*GEOMETRY, "normalize", "gray"):
+            why = f"it is done to {step.p:.0%} of the samples only"
+        elif self._image is not None and step.kind in GEOMETRY:
+            why = "images are cut and resized once"
+        else:
+            try:
+                self._add(step)
+            except UsageError as error:
+                why = error.message
+        if step.kind in ("center-crop", "random-crop"):
             self._short = None
-        self._image = RandomResizedCrop(**step.values)
+        if why:
+            self.leave(f"{step.name} is not carried over: {why}")
 
-    def _take_resize(self, step: Step) -> None:
-        if not (self._is_seldom(step) or self._has_geometry(step)):
-            self._image = Resize(**step.values)
-
-    def _take_resize_short(self, step: Step) -> None:
-        if not (self._is_seldom(step) or self._has_geometry(step)):
+    def _add(self, step: Operation) -> None:
+        if step.kind == "resize-short":
             self._short = step
+        elif step.kind in _IMAGES:
+            self._image = _IMAGES[step.kind](**{**step.values, **self._join_short(step)})
+        elif step.kind == "flip":
+            self._flip = self._flip * (1 - step.p) + step.p * (1 - self._flip)
+        elif step.kind in ("float", "bytes"):
+            self._dtype = str(step.values.get("dtype") or "float32") if step.kind == "float" else None
+        elif step.kind == "normalize":
+            self._add_normalize(step)
+        elif step.kind == "gray":
+            self._mode = "L"
+        elif step.kind in _ON_DEVICE:
+            self._add_on_device(step)
 
-    def _take_center_crop(self, step: Step) -> None:
-        short, self._short = self._short, None
-        if self._is_seldom(step) or self._has_geometry(step):
-            return
-        if short is None:
-            self._image = CenterCrop(**step.values)
+    def _join_short(self, step: Operation) -> Mapping[str, Any]:
+        """Say what becomes of a resize before a crop; return what of it is the crop's."""
+        short = self._short
+        if step.kind == "center-crop" and short is None:
             self.leave("CenterCrop: an image that is smaller than the crop is a bad sample, not padded")
-            return
-        self.leave(
-            f"{short.name} and {step.name} are one step, at whole pixels of the file: up to half a pixel off"
-        )
-        self._image = CenterCrop(
-            **step.values, resize=short.values["size"], interpolation=short.values["interpolation"]
-        )
-
-    def _take_random_crop(self, step: Step) -> None:
-        short, self._short = self._short, None
-        if self._is_seldom(step) or self._has_geometry(step):
-            return
-        self._image = RandomCrop(**step.values)
-        if short is not None:
-            side = short.values["size"]
+        if short is None or step.kind == "resize":
+            return {}
+        if step.kind == "center-crop":
             self.leave(
-                f"{short.name} before {step.name}: add --resize {side} to feedrate pack, which does it once"
+                f"{short.name} and {step.name} are one step, at whole pixels of the file: up to half a pixel "
+                "off"
             )
+            return {"resize": short.values["size"], "interpolation": short.values["interpolation"]}
+        side, self._short = short.values["size"], None
+        kept = (
+            f"add --resize {side} to feedrate pack, which does it once"
+            if step.kind == "random-crop"
+            else "the part is cut from the image as it is stored"
+        )
+        self.leave(f"{short.name} before {step.name}: {kept}")
+        return {}
 
-    def _take_flip(self, step: Step) -> None:
-        self._flip = self._flip * (1 - step.p) + step.p * (1 - self._flip)
-
-    def _take_float(self, step: Step) -> None:
-        self._dtype = str(step.values.get("dtype") or "float32")
-
-    def _take_bytes(self, _: Step) -> None:
-        self._dtype = None
-
-    def _take_normalize(self, step: Step) -> None:
-        if self._is_seldom(step):
-            return
+    def _add_normalize(self, step: Operation) -> None:
         mean, std = (tuple(step.values[name]) for name in ("mean", "std"))
         named = f"{step.name}(mean={mean}, std={std}) is not carried over"
         are_known = {len(mean), len(std)} <= {1, 3}
@@ -168,55 +169,24 @@ class Draft:
         else:
             self._normalize = (mean, std)
 
-    def _take_gray(self, step: Step) -> None:
-        if not self._is_seldom(step):
-            self._mode = "L"
-
-    def _take_nothing(self, _: Step) -> None:
-        pass
-
-    def _take_jitter(self, step: Step) -> None:
-        self._colour(step, ColorJitter(**step.values, p=step.p))
-
-    def _take_grayscale(self, step: Step) -> None:
-        self._colour(step, Grayscale(p=step.p))
-
-    def _take_blur(self, step: Step) -> None:
-        if self._image is None:
+    def _add_on_device(self, step: Operation) -> None:
+        values = dict(step.values)
+        if step.kind == "blur" and self._image is None:
             self.leave(f"{step.name} blurs after the resize here, not before it")
-        self._colour(step, GaussianBlur(**step.values, p=step.p))
-
-    def _take_solarize(self, step: Step) -> None:
-        threshold = step.values["threshold"] * (255 if self._dtype else 1)
-        self._colour(step, Solarize(threshold, p=step.p))
-
-    def _colour(self, step: Step, operation: Any) -> None:
-        if self._normalize is not None:
+        if step.kind == "solarize":
+            values["threshold"] *= 255 if self._dtype else 1
+        operation = _ON_DEVICE[step.kind](**values, p=step.p)
+        if step.kind in _MIXING:
+            self._mixing.append(operation)
+        elif step.kind == "erase":
+            self._erasing.append((operation, self._normalize is None))
+        elif self._normalize is not None:
             self.leave(f"{step.name} after Normalize is not carried over: colours are changed before it here")
         else:
             self._colours.append(operation)
 
-    def _take_erase(self, step: Step) -> None:
-        self._erasing.append((RandomErasing(**step.values, p=step.p), self._normalize is None))
-
-    def _take_mixup(self, step: Step) -> None:
-        self._mixing.append(MixUp(**step.values, p=step.p))
-
-    def _take_cutmix(self, step: Step) -> None:
-        self._mixing.append(CutMix(**step.values, p=step.p))
-
-    def _is_seldom(self, step: Step) -> bool:
-        if step.p < 1:
-            self.leave(f"{step.name} is not carried over: it is done to {step.p:.0%} of the samples only")
-        return step.p < 1
-
-    def _has_geometry(self, step: Step) -> bool:
-        if self._image is not None:
-            self.leave(f"{step.name} is not carried over: images are cut and resized once")
-        return self._image is not None
-
     def trust_steps(self) -> bool:
-        """Take the steps' size for that of batches which nobody has seen; return whether they tell one."""
+        """Take the operations' size for that of batches that nobody has seen; return whether there is one."""
         if self._image is None:
             return False
         height, width = self._image.out_size
@@ -224,7 +194,7 @@ class Draft:
         return True
 
     def finish_geometry(self) -> None:
-        """Settle the size of images: what the steps do not say, the run's batches do."""
+        """Settle the size of images: what the operations do not say, the run's batches do."""
         seen = self._seen
         size = seen.height if seen.height == seen.width else (seen.height, seen.width)
         short, self._short = self._short, None
@@ -322,3 +292,89 @@ class Draft:
             return erasing  # Loader refuses it, with a sentence
         moved = tuple(float(f"{(float(v) - m) / s:.6g}") for v, m, s in zip(values, mean, std, strict=True))
         return replace(erasing, value=moved)
+
+
+def write_code(
+    options: Mapping[str, Any], validation: Mapping[str, Any] | None = None, *, has_own_pack: bool = False
+) -> str:
+    """Return the call with these arguments as lines to paste, and the head of the loop over it.
+
+    Args:
+        validation: the arguments of a second one; has_own_pack: which reads another pack.
+    """
+    call = _write_call("loader", TRAIN_PACK if has_own_pack else "PACK", options)
+    if validation is not None:
+        call += _write_call("validation_loader", VALIDATION_PACK if has_own_pack else "PACK", validation)
+    call = [_DEPTHS, *call] if "depth" in options else call
+    names = "(images,)" if options.get("fields") == ["image"] else "images, labels"
+    return "\n".join(["import feedrate", "", *call, f"for {names} in loader:", "    ...  # as before", ""])
+
+
+def add_depth(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments for files of which some are gray of more than 8 bits: nothing is clipped."""
+    is_float = not {"dtype", "normalize"}.isdisjoint(options)
+    return {**options, "depth": (0, 65535) if "on_device" in options and not is_float else "uint16"}
+
+
+def _write_call(name: str, pack: str, options: Mapping[str, Any]) -> list[str]:
+    arguments = [f'"{pack}"', *(f"{option}={_word(value)}" for option, value in options.items())]
+    return _lay_out(f"{name} = feedrate.Loader", arguments)
+
+
+def _word(value: Any) -> str:
+    """Return an argument as code; an operation without those of its arguments that are the default."""
+    if isinstance(value, str):
+        return f'"{value}"'  # ours: no quote in it
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(_word, value))
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if not hasattr(value, "__dataclass_fields__"):
+        return repr(value)
+    given = []
+    for at, one in enumerate(fields(value)):
+        held = getattr(value, one.name)
+        if one.default is MISSING or held != one.default:
+            given.append(_word(held) if at == 0 and one.default is MISSING else f"{one.name}={_word(held)}")
+    return f"feedrate.{type(value).__name__}({', '.join(given)})"
+
+
+def _lay_out(
+    head: str, arguments: Sequence[str], indent: str = "", brackets: str = "()", tail: str = ""
+) -> list[str]:
+    """Return a call or a list on one line, or with as many arguments on a line as fit."""
+    line = f"{indent}{head}{brackets[0]}{', '.join(arguments)}{brackets[1]}{tail}"
+    if len(line) <= _WIDTH:
+        return [line]
+    lines, inner = [f"{indent}{head}{brackets[0]}"], f"{indent}    "
+    is_open = False  # the last line takes more
+    for argument in arguments:
+        if is_open and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
+            lines[-1] += f" {argument},"
+        elif is_open := len(inner) + len(argument) + 1 <= _WIDTH:
+            lines.append(f"{inner}{argument},")
+        else:
+            lines += _break_up(argument, inner)
+    return [*lines, f"{indent}{brackets[1]}{tail}"]
+
+
+def _break_up(argument: str, indent: str) -> list[str]:
+    """Return an argument that is longer than a line, cut between its own arguments."""
+    opening = min((at for at in (argument.find("("), argument.find("[")) if at >= 0), default=-1)
+    if opening < 0:
+        return [f"{indent}{argument},"]
+    inner = _split(argument[opening + 1 : -1])
+    return _lay_out(argument[:opening], inner, indent, argument[opening] + argument[-1], ",")
+
+
+def _split(arguments: str) -> list[str]:
+    """Cut at the commas that are in no bracket."""
+    parts, depth = [""], 0
+    for letter in arguments:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]

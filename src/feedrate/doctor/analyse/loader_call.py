@@ -8,33 +8,30 @@ Loader's, or a sentence that says that it is not carried over.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from typing import Any
 
-from feedrate.doctor.analyse.call_data import TRAIN_PACK, VALIDATION_PACK, OtherLoader, fit_to_data
-from feedrate.doctor.analyse.call_draft import BatchImages, Draft, find_images
+from feedrate.doctor.analyse.call_data import OtherLoader, fit_to_data
+from feedrate.doctor.analyse.call_draft import BatchImages, Draft, add_depth, find_images, write_code
 from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_chosen, share_of
 from feedrate.doctor.analyse.metrics import LoaderCall, Measured
-from feedrate.doctor.analyse.pillow_steps import read_pillow_steps
-from feedrate.doctor.analyse.transform_steps import (
-    LEFT_OUT,
-    UNREADABLE,
-    Step,
-    is_container,
-    read_prefetcher,
-    read_steps,
-    read_timm_mixing,
-)
 from feedrate.doctor.results import Remedy
 from feedrate.loader.trial import CROPS
+from feedrate.recognise.operations import (
+    GEOMETRY,
+    LEFT_OUT,
+    UNREADABLE,
+    Operation,
+    is_container,
+    read_operations,
+    read_prefetcher,
+    read_timm_mixing,
+)
+from feedrate.recognise.pillow import read_pillow
 
 Fact = Mapping[str, Any]
-_GEOMETRY = ("resized-crop", "resize", "resize-short", "center-crop", "random-crop")
 _GRAYING = {"grayscale", "jitter"}  # these convert to gray with Pillow, to mix it in
-_WIDTH = 78  # of 80 columns, indented
 _COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
-# Above the code for gray of more than 8 bits: what a user may choose.
-_DEPTHS = '# depth: "uint16" keeps values, (low, high) scales a range, "clip" cuts at 255'
 _AS_MANY = "split= takes as many of the pack's samples, and not those that the script drew"
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
 
@@ -69,8 +66,8 @@ def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | N
     ]
     call = fit_to_data(call, place, facts, others, beside[0] if beside else None)
     if m.tried.kernel is not None and m.tried.kernel.deep > 0:
-        validation = None if call.validation is None else _add_depth(call.validation)
-        call = replace(call, options=_add_depth(call.options), validation=validation)
+        validation = None if call.validation is None else add_depth(call.validation)
+        call = replace(call, options=add_depth(call.options), validation=validation)
     return replace(call, code=write_code(call.options, call.validation, has_own_pack=bool(call.packs)))
 
 
@@ -137,14 +134,16 @@ def recognise_call(
     return LoaderCall(options, code, left_out, dropped=dropped, why_not=why_not)
 
 
-def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft) -> list[Step]:
+def _list_steps(
+    layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft
+) -> list[Operation]:
     """Return what is done to a sample, from the file to the batch."""
     steps, is_bare = _list_transforms(layers, draft)
-    by_pillow = _read(read_pillow_steps, calls, "what Pillow does")
-    if any(step.kind in _GEOMETRY for step in steps):
+    by_pillow = _read(read_pillow, calls, "what Pillow does")
+    if any(step.kind in GEOMETRY for step in steps):
         # A transform of a library that is called by itself is seen twice: as it is stored, and in Pillow.
         for step in by_pillow:
-            if step.kind in _GEOMETRY and not is_bare:
+            if step.kind in GEOMETRY and not is_bare:
                 draft.leave(f"{step.name} before the transform is not carried over")
         others = dict.fromkeys(step.name for step in by_pillow if step.kind == LEFT_OUT)
         if others and is_bare:
@@ -168,16 +167,16 @@ def _list_steps(layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], d
     return [*steps, *_list_mixing(pipeline.get("collate"), draft)]
 
 
-def _read(reader: Callable[[Any], list[Step]], given: Any, name: str) -> list[Step]:
+def _read(reader: Callable[[Any], list[Operation]], given: Any, name: str) -> list[Operation]:
     try:
         return reader(given)
     except UNREADABLE:
-        return [Step(LEFT_OUT, name)]
+        return [Operation(LEFT_OUT, name)]
 
 
-def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], bool]:
+def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Operation], bool]:
     """Return the steps of the datasets' transforms, and whether some are single ones, not composed."""
-    steps: list[Step] = []
+    steps: list[Operation] = []
     is_bare = False
     for layer in reversed(layers):  # the innermost dataset is asked first
         held = layer.get("held") or {}
@@ -189,12 +188,12 @@ def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], 
         first = "transform" if "transform" in found else composed[0] if composed else None
         if first is None:
             is_bare = is_bare or bool(found)
-            steps += [step for one in found.values() for step in read_steps(one)]
+            steps += [step for one in found.values() for step in read_operations(one)]
             continue
         # Inside of a Compose the hook knows whose calls Pillow's are; torch.nn's Sequential it does not see.
         is_timed = is_container(found[first]) and not str(found[first]["class"]).startswith("torch.nn.")
         is_bare = is_bare or not is_timed
-        steps += read_steps(found[first])
+        steps += read_operations(found[first])
         others = [name for name in found if name != first]
         if others:
             draft.leave(
@@ -203,7 +202,7 @@ def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Step], 
     return steps, is_bare
 
 
-def _list_mixing(collate: Any, draft: Draft) -> list[Step]:
+def _list_mixing(collate: Any, draft: Draft) -> list[Operation]:
     if not isinstance(collate, Mapping):
         return []
     name = str(collate.get("function") or collate.get("class") or "")
@@ -223,12 +222,12 @@ def _list_mixing(collate: Any, draft: Draft) -> list[Step]:
     return mixing
 
 
-def _inside_choice(described: Any) -> list[Step]:
+def _inside_choice(described: Any) -> list[Operation]:
     """torchvision's recipe is RandomChoice([CutMix, MixUp]); so do we, where both are given."""
     held = described.get("held") if isinstance(described, Mapping) else None
     if held and str(described.get("class", "")).endswith("._container.RandomChoice"):
-        return [step for one in held.get("transforms") or () for step in read_steps(one)]
-    return read_steps(described)
+        return [step for one in held.get("transforms") or () for step in read_operations(one)]
+    return read_operations(described)
 
 
 def _take_labels(layers: Sequence[Fact], draft: Draft, classes: str, *, is_pillow: bool) -> None:
@@ -334,89 +333,3 @@ def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | No
             f"labels were {label.get('dtype')} of shape {label.get('shape')}; these are int64, one a sample"
         )
     return None
-
-
-def write_code(
-    options: Mapping[str, Any], validation: Mapping[str, Any] | None = None, *, has_own_pack: bool = False
-) -> str:
-    """Return the call with these arguments as lines to paste, and the head of the loop over it.
-
-    Args:
-        validation: the arguments of a second one; has_own_pack: which reads another pack.
-    """
-    call = _write_call("loader", TRAIN_PACK if has_own_pack else "PACK", options)
-    if validation is not None:
-        call += _write_call("validation_loader", VALIDATION_PACK if has_own_pack else "PACK", validation)
-    call = [_DEPTHS, *call] if "depth" in options else call
-    names = "(images,)" if options.get("fields") == ["image"] else "images, labels"
-    return "\n".join(["import feedrate", "", *call, f"for {names} in loader:", "    ...  # as before", ""])
-
-
-def _add_depth(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments for files of which some are gray of more than 8 bits: nothing is clipped."""
-    is_float = not {"dtype", "normalize"}.isdisjoint(options)
-    return {**options, "depth": (0, 65535) if "on_device" in options and not is_float else "uint16"}
-
-
-def _write_call(name: str, pack: str, options: Mapping[str, Any]) -> list[str]:
-    arguments = [f'"{pack}"', *(f"{option}={_word(value)}" for option, value in options.items())]
-    return _lay_out(f"{name} = feedrate.Loader", arguments)
-
-
-def _word(value: Any) -> str:
-    """Return an argument as code; an operation without those of its arguments that are the default."""
-    if isinstance(value, str):
-        return f'"{value}"'  # ours: no quote in it
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(_word, value))
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if not hasattr(value, "__dataclass_fields__"):
-        return repr(value)
-    given = []
-    for at, one in enumerate(fields(value)):
-        held = getattr(value, one.name)
-        if one.default is MISSING or held != one.default:
-            given.append(_word(held) if at == 0 and one.default is MISSING else f"{one.name}={_word(held)}")
-    return f"feedrate.{type(value).__name__}({', '.join(given)})"
-
-
-def _lay_out(
-    head: str, arguments: Sequence[str], indent: str = "", brackets: str = "()", tail: str = ""
-) -> list[str]:
-    """Return a call or a list on one line, or with as many arguments on a line as fit."""
-    line = f"{indent}{head}{brackets[0]}{', '.join(arguments)}{brackets[1]}{tail}"
-    if len(line) <= _WIDTH:
-        return [line]
-    lines, inner = [f"{indent}{head}{brackets[0]}"], f"{indent}    "
-    is_open = False  # the last line takes more
-    for argument in arguments:
-        if is_open and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
-            lines[-1] += f" {argument},"
-        elif is_open := len(inner) + len(argument) + 1 <= _WIDTH:
-            lines.append(f"{inner}{argument},")
-        else:
-            lines += _break_up(argument, inner)
-    return [*lines, f"{indent}{brackets[1]}{tail}"]
-
-
-def _break_up(argument: str, indent: str) -> list[str]:
-    """Return an argument that is longer than a line, cut between its own arguments."""
-    opening = min((at for at in (argument.find("("), argument.find("[")) if at >= 0), default=-1)
-    if opening < 0:
-        return [f"{indent}{argument},"]
-    inner = _split(argument[opening + 1 : -1])
-    return _lay_out(argument[:opening], inner, indent, argument[opening] + argument[-1], ",")
-
-
-def _split(arguments: str) -> list[str]:
-    """Cut at the commas that are in no bracket."""
-    parts, depth = [""], 0
-    for letter in arguments:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]

@@ -182,7 +182,7 @@ def _cached(m: Measured, arguments: str = "") -> str | None:
 
 
 def _read_once(data: DataFiles) -> str:
-    """Return the command that brings files into the page cache; `feedrate warm` takes packs."""
+    """Return the command that brings files into the page cache; `feedrate stage --warm` takes packs."""
     if data.folder and Path(data.folder, FILE_NAME).is_file():
-        return f"feedrate warm {data.source_word}"
+        return f"feedrate stage {data.source_word} --warm"
     return f"find {data.source_word} -type f -exec cat {{}} + > /dev/null"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate ls`: what is in a pack, by whole columns of the index and never by a shard. `feedrate warm`: load
-a pack into the page cache, as fast as the disk is and as far as memory goes.
+"""`feedrate ls`: what is in a pack, by whole columns of the index and never by a shard. `feedrate stage
+--warm`: load a pack into the page cache, as fast as the disk is and as far as memory goes.
 """
 
 from __future__ import annotations

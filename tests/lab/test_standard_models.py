@@ -13,7 +13,7 @@ from feedrate.model.results import KNOWN_MODELS, check_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from feedrate.bench.models import MODELS, count_step_bytes, make_model, measure_model  # noqa: E402
+from feedrate.lab.device import MODELS, count_step_bytes, make_model, measure_model  # noqa: E402
 
 PARAMETERS = {
     "resnet18": 11_689_512,
@@ -133,5 +133,5 @@ def test_a_batch_for_the_cpu_is_halved_before_it_takes_half_of_the_memory(
     model[2][2] = torch.nn.Linear(8 * 16, 1000)
     per_image = count_step_bytes(model, 32)
     assert per_image >= 4 * 32 * 32 * 8  # what the first layer gives, in float32
-    monkeypatch.setattr("feedrate.bench.models.count_usable_memory_bytes", lambda: 2 * 5 * per_image)
+    monkeypatch.setattr("feedrate.lab.device.count_usable_memory_bytes", lambda: 2 * 5 * per_image)
     assert measure(batch_size=16, make=lambda *_, **__: model).batch_size == 4

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from feedrate.bench.process import RunFailed, run_in_process
 from feedrate.cli import main
+from feedrate.lab.child import RunFailed, run_in_process
 
 VICTIMS = """
 import os, signal, subprocess, sys, time

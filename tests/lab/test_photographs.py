@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from feedrate.bench.images import CLASSES, make_photograph, make_photographs
 from feedrate.errors import UsageError
+from feedrate.lab.photographs import CLASSES, make_photograph, make_photographs
 
 
 @pytest.fixture(scope="module")

@@ -1,120 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run contestants in turn, each time in a fresh process, and sum their runs up: for `bench` and `demo`.
 
-The memory of the fresh process and its workers is watched from outside; rates, waiting and CPU time are
-measured inside of it, by `measure`. `main` is what runs there: it needs none of feedrate's dependencies but
-psutil, so that loaders of other environments can be contestants, too.
+Rates, waiting and CPU time are measured inside of the fresh process, by `measure`; it needs none of
+feedrate's dependencies but psutil, so that loaders of other environments can be contestants, too.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Protocol, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from feedrate.bench.results import BenchRun, Standing
-from feedrate.errors import FeedrateError, need
-from feedrate.machine.isolated import isolated_command
-from feedrate.machine.memory import measure_tree_memory
+from feedrate.errors import need
+from feedrate.lab.child import RunFailed, run_in_process
 from feedrate.stats import median, median_ratio, spread
-
-# A look at a process of some hundred MB takes milliseconds of kernel time: seldom enough not to disturb, and
-# often enough to see the peak of a run of seconds.
-_LOOK_EVERY_S = 0.25
-_LAST_LINES = 12
 
 Say = Callable[[str], None]
 Runner = Callable[[str, Mapping[str, object]], tuple[dict[str, Any], int]]
 Batch = TypeVar("Batch", covariant=True)
 Clock = Callable[[], float]
-
-
-class RunFailed(FeedrateError):
-    """A process of the benchmark ended without a result."""
-
-
-def run_in_process(
-    function: str, arguments: Mapping[str, object], *, python: str = sys.executable
-) -> tuple[dict[str, Any], int]:
-    """Call `module:function` with keyword arguments that JSON can carry; return its result and peak memory.
-
-    The memory is that of the whole tree, in bytes, see `measure_tree_memory`. `python` may be that of another
-    environment: what starts there needs none of feedrate's dependencies.
-
-    No process of the tree outlives this call, however it ends.
-
-    Raises:
-        RunFailed: the process ended without a result; carries its last lines.
-    """
-    with tempfile.TemporaryFile() as talk:
-        process = subprocess.Popen(
-            isolated_command("feedrate.bench.process:main", function, python=python),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk,
-        )  # fmt: skip
-        watch = _MemoryWatch(process.pid)
-        try:
-            watch.start()
-            output, _ = process.communicate(json.dumps(dict(arguments)).encode())
-        finally:
-            watch.stop()
-            _end_tree(process)
-        if process.returncode != 0 or not output:
-            raise RunFailed(_describe_failure(function, process.returncode, talk))
-        return json.loads(output), watch.peak_bytes
-
-
-class _MemoryWatch(threading.Thread):
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True, name="feedrate-memory-watch")
-        self.peak_bytes = 0
-        self._pid = pid
-        self._halt = threading.Event()
-
-    def run(self) -> None:
-        while not self._halt.wait(_LOOK_EVERY_S):
-            self.peak_bytes = max(self.peak_bytes, measure_tree_memory(self._pid))
-
-    def stop(self) -> None:
-        self._halt.set()
-        self.join()
-
-
-def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    psutil = need("psutil")
-
-    if process.poll() is not None:
-        return
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        children = []
-    process.kill()
-    for child in children:
-        try:
-            child.kill()
-        except psutil.Error:
-            continue
-    process.communicate()
-    # A signal takes a moment to arrive.
-    psutil.wait_procs(children, timeout=10)
-
-
-def _describe_failure(function: str, code: int, talk: IO[bytes]) -> str:
-    talk.seek(0)
-    lines = talk.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    if code == -9:
-        how += " (out of memory?)"
-    said = "; its last lines:\n  " + "\n  ".join(lines) if lines else " and said nothing"
-    return f"the process of {function} {how}{said}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,16 +159,3 @@ def measure_tree_cpu() -> float:
             continue  # it ended just now: its parent counts it
         total += times.user + times.system + times.children_user + times.children_system
     return float(total)
-
-
-def main() -> None:
-    """Call a function: arguments come as JSON on standard input, the result goes to standard output.
-
-    What the function itself prints goes to standard error.
-    """
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    module, _, function = sys.argv[1].partition(":")
-    found = getattr(importlib.import_module(module), function)(**json.load(sys.stdin))
-    with results:
-        json.dump(found, results)

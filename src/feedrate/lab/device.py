@@ -13,9 +13,9 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feedrate.bench.results import ModelRate
 from feedrate.errors import GpuError, UsageError
 from feedrate.machine.describe import read_cpu_model
 from feedrate.machine.memory import count_usable_memory_bytes
@@ -34,6 +34,30 @@ _MEMORY_SHARE = 0.5  # of the machine's that a batch may take
 _SMALLEST_SIDE = 32  # halved five times, one pixel is left
 _PATCH = 16  # of the vision transformer, pixels
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRate:
+    """How many images per second a device takes of a model, on batches that are on it; measured.
+
+    Attributes:
+        device: the name of the GPU, or of the CPU.
+        low, high: quartiles over the windows of the measurement.
+        images: that the rate was measured with.
+        cpu_s_per_image: CPU time of the process meanwhile, all threads.
+    """
+
+    model: str
+    device: str
+    training: bool
+    batch_size: int
+    image_side: int
+    dtype: str
+    images_per_s: float
+    low: float
+    high: float
+    images: int
+    cpu_s_per_image: float
 
 
 def make_model(name: str, classes: int = 1000, *, side: int = SIDE) -> Any:
