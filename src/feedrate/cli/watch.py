@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from feedrate.cli import gone
 from feedrate.cli.arguments import number
 from feedrate.cli.output import (
     add_json_arguments,
@@ -47,6 +48,7 @@ _SHARE = 0.009
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "feedrate watch [options] [PID | --user NAME]"
+    parser.takes_command = True  # type: ignore[attr-defined] # to say that it is gone
     add = parser.add_argument
     add(
         "pid",
@@ -62,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.command is not None:
+        raise UsageError("'feedrate watch -- COMMAND' is gone", hint=gone.OPTIONS["watch", "--"])
     if arguments.pid is not None and arguments.user is not None:
         raise UsageError("a PID and --user name two things to watch", hint="name one of them")
     if not 0.2 <= arguments.interval <= 3600:
@@ -135,12 +139,13 @@ class View:
         from rich.console import Console
         from rich.live import Live
 
-        from feedrate.report.watch import draw_watched
+        from feedrate.report.watch import paint_watched
 
         stream.reconfigure(errors="replace")  # type: ignore[attr-defined]
         console = Console(file=stream, highlight=False)
         due_s = time.monotonic() + min(_ONCE_S, interval_s)
-        with Live("reading ...", console=console, screen=True, auto_refresh=False) as live, read_keys() as key:
+        live = Live("reading ...", console=console, screen=True, auto_refresh=False)
+        with live, read_keys() as key:
             while True:
                 now_s, began_s = time.monotonic(), time.process_time()
                 if now_s >= due_s:
@@ -150,8 +155,7 @@ class View:
                         self.has_ended = True
                         return
                     self.last = clean_values(seen)
-                    drawn = draw_watched(self.last, console.width, console.height)
-                    live.update(drawn, refresh=True)
+                    live.update(paint_watched(self.last, console.width, console.height), refresh=True)
                     due_s = now_s + max(interval_s, (time.process_time() - began_s) / _SHARE)
                 else:
                     self._sampler.glance()
@@ -164,7 +168,7 @@ class View:
 
 @contextlib.contextmanager
 def read_keys() -> Iterator[list[int]]:
-    """Let keys of the terminal arrive at once; yield the descriptor that they come from, where there is one."""
+    """Let keys of the terminal arrive at once; yield the descriptor that they come from, if there is one."""
     import termios
     import tty
 
