@@ -57,7 +57,7 @@ def test_processes_that_do_not_fit_are_counted(height: int) -> None:
 
 def test_a_view_names_verdict_reason_and_what_to_type() -> None:
     text = draw_watched(make_full_job())
-    assert "\nverdict  Training waits for its workers" in text
+    assert "\nverdict  Training waits for image decoding, or the dataset's own transforms" in text
     assert "\nbecause  the training waits 95% of the time" in text
     assert "\nnext     feedrate doctor -- /usr/bin/python3 train.py --data" in text
     assert "this job 1.00 GB; other: 77 python of bob, 1.00 GB, 40% of its time" in text

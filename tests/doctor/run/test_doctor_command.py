@@ -17,9 +17,10 @@ from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, describe_end
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.run import standstill as standstill_rules
-from feedrate.doctor.run.launch import Observed, needs_shared_folder
+from feedrate.doctor.run.launch import Observed
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
+from feedrate.hooking.launch import needs_shared_folder
 from feedrate.machine.command import PythonCall, check_command, read_python_call
 from support.doctor_runs import MS, FakeLoop, FakeProcess
 
