@@ -135,8 +135,8 @@ def _word_cores(job: WatchedJob, bar: int) -> str:
     if cores.throttled_share:
         words.append(f"stopped by the quota {cores.throttled_share:.0%} of the time")
     if cores.biggest_other is not None and cores.biggest_other[2] >= 0.2:
-        name, user, used = cores.biggest_other
-        words.append(f"most by {name} of {user}: {used:.1f}")
+        name, user, theirs = cores.biggest_other
+        words.append(f"most by {name} of {user}: {theirs:.1f}")
     return "; ".join(words)
 
 
