@@ -262,9 +262,13 @@ class Module:
                 f"the compiled source has no kernel '{name}'",
                 hint='it must be declared extern "C" __global__: other names are mangled',
             ) from error
-        threads = ctypes.c_int()
-        self._driver.call("cuFuncGetAttribute", ctypes.byref(threads), MAX_THREADS_PER_BLOCK, function)
-        return _Kernel(function, threads.value, self._measure_parameters(function))
+        threads = self._attribute(function, MAX_THREADS_PER_BLOCK)
+        return _Kernel(function, threads, self._measure_parameters(function))
+
+    def _attribute(self, function: ctypes.c_void_p, attribute: int) -> int:
+        value = ctypes.c_int()
+        self._driver.call("cuFuncGetAttribute", ctypes.byref(value), attribute, function)
+        return value.value
 
     def _measure_parameters(self, function: ctypes.c_void_p) -> tuple[int, ...] | None:
         if not self._driver.has("cuFuncGetParamInfo"):
