@@ -24,7 +24,7 @@ from feedrate.cli.output import (
     say,
     write_text,
 )
-from feedrate.errors import NotFound, SourceError, StorageError, need
+from feedrate.errors import NotFound, SourceError, StorageError
 
 
 # fmt: off
@@ -62,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    need("rich")  # for the tables: said before the work
     code: int = arguments.measure(arguments)
     return code
 
