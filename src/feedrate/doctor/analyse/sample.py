@@ -83,12 +83,7 @@ class SampleCost:
 
 def makers(recording: Recording, main: Process, loaders: Collection[str]) -> list[Process]:
     """Return the processes that made the loaders' batches: their workers, or the training process itself."""
-    pids = {
-        pid
-        for fact in main.facts_of("workers")
-        if fact.get("loader") in loaders
-        for pid in fact.get("pids", ())
-    }
+    pids = main.workers_of(loaders)
     workers = [p for p in recording.processes if p.pid in pids and len(p.of(layout.FETCH))]
     if workers:
         return workers

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from feedrate.doctor.analyse import sample
+from feedrate.doctor.analyse.data_folders import LoaderFacts
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import (
     Experiments,
@@ -20,7 +21,7 @@ from feedrate.doctor.analyse.metrics import (
 )
 from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.analyse.stacks import count_looks
-from feedrate.doctor.analyse.timeline import Loop, batch_seconds, build_loop, user_seconds
+from feedrate.doctor.analyse.timeline import Loop, batch_seconds, user_seconds
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.units import format_seconds
 
@@ -28,17 +29,10 @@ _ANOTHER_MACHINE = 2.0  # times as slow, the run as it is: what is tried then sa
 
 
 def measure(
-    recording: Recording, machine: MachineSummary, *, warmup: int, tried: Tried | None = None
-) -> Measured | None:
-    """Sum up a recording; None when no process made enough steps."""
-    loops = {
-        process.rank: loop for process in recording.mains if (loop := build_loop(process, warmup)) is not None
-    }
-    if not loops:
-        return None
-    rank = min(loops)
-    main = next(process for process in recording.mains if process.rank == rank)
-    loop = loops[rank]
+    recording: Recording, loops: Mapping[int, Loop], machine: MachineSummary, tried: Tried | None = None
+) -> Measured:
+    """Sum up a recording with the loops of its ranks."""
+    main, loop = recording.main_of(min(loops)), loops[min(loops)]
     made_by = sample.makers(recording, main, loop.loaders)
     loader = _read_loader(recording, main, loop, made_by)
     samples = _measure_samples(recording, main, loop, made_by, loader, machine)
@@ -58,17 +52,9 @@ def measure(
 def _read_loader(recording: Recording, main: Process, loop: Loop, made_by: Sequence[Process]) -> UsedLoader:
     workers = [process for process in made_by if process is not main]
     return UsedLoader(
-        fact=_facts_of_loader(main, "loader", loop.loader),
-        batch=_facts_of_loader(main, "batch", loop.loader),
+        **vars(LoaderFacts.of(main, loop.loader, made_by)),
         is_made_anew=any(fact.get("loader") == loop.loader for fact in main.facts_of("loader-anew")),
         worker_facts=[fact for process in workers for fact in process.facts_of("worker")],
-        pipeline=_facts_of_loader(main, "pipeline", loop.loader),
-        pillow_calls=[
-            fact
-            for process in made_by
-            for fact in process.facts_of("calls")
-            if fact.get("loader") in (None, loop.loader)
-        ],
         idle=sample.count_idle_workers(recording, main, loop.loaders, loop.end_ns),
         views=sample.measure_views(workers),
     )
@@ -212,11 +198,6 @@ def _detail_of(main: Process, phase: int) -> Fact:
 
 def _on_gpu(main: Process) -> bool:
     return str(main.last("module").get("device", "cpu")).startswith("cuda")
-
-
-def _facts_of_loader(main: Process, kind: str, loader: str) -> Fact:
-    """Return the first: experiments make further loaders of it, and batches of other sizes."""
-    return next((fact for fact in main.facts_of(kind) if fact.get("loader") == loader), {})
 
 
 def _phase_timing(main: Process, phase: int) -> Timing | None:

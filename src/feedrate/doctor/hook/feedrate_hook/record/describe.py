@@ -185,7 +185,6 @@ def describe_module(module: Any) -> dict[str, Any]:
         "channels_last": None
         if not images
         else images[0].is_contiguous(memory_format=torch.channels_last) and not images[0].is_contiguous(),
-        "training": bool(module.training),
     }
 
 
@@ -211,24 +210,21 @@ def describe_torch(is_over: bool = False) -> dict[str, Any]:
         "version": str(torch.__version__),
         "cuda": False if not built else None,
         "cuda_built": built,
-        "devices": 0 if not built else None,
         "device_name": None,
         "threads": int(torch.get_num_threads()),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     if built and cuda.is_initialized():
-        fact.update(cuda=True, devices=cuda.device_count(), device_name=cuda.get_device_name())
+        fact.update(cuda=True, device_name=cuda.get_device_name())
     elif built and is_over:
         import warnings
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fact["cuda"] = bool(cuda.is_available())
-            fact["devices"] = cuda.device_count() if fact["cuda"] else 0
     elif built and hasattr(cuda, "_device_count_nvml"):
         count = cuda._device_count_nvml()
-        if count >= 0:
-            fact.update(cuda=count > 0, devices=count)
+        fact["cuda"] = count > 0 if count >= 0 else None
     return fact
 
 

@@ -64,6 +64,7 @@ class Loaders:
         self._loaders = ByIdentity()
         self._iterators = ByIdentity()
         self._makings = ByIdentity()
+        self._remains: dict[int, loader_clone.Remains] = {}  # of loaders that are gone, by their iterators
         self._has_told = False
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
@@ -71,13 +72,22 @@ class Loaders:
         self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
 
     def loader_of(self, iterator: Any) -> Any:
-        known = self._iterators.get(iterator)
-        return known.keeper() if known is not None and known.keeper is not None else None
+        """Return the iterator's loader, or what can be known about one that is gone."""
+        known: _Iterator | None = self._iterators.get(iterator)
+        loader = known.keeper() if known is not None and known.keeper is not None else None
+        if loader is None:
+            loader = self._remains.get(id(iterator))
+            if loader is None or not loader.are_of(iterator):
+                loader = self._remains[id(iterator)] = loader_clone.Remains(iterator)
+        return loader
 
-    def name_of(self, iterator: Any) -> str | None:
-        """Return the name that its loader has in the records; loaders that follow each other share one."""
-        known = self._iterators.get(iterator)
-        return known.loader.name if known is not None and known.loader is not None else None
+    def name_of(self, iterator: Any) -> Any:
+        """Return the name that its loader has in the records; loaders that follow each other share one.
+
+        Of one without a loader, what no other has.
+        """
+        known: _Iterator | None = self._iterators.get(iterator)
+        return id(iterator) if known is None or known.loader is None else known.loader.name
 
     def note_stats(self, iterator: Any) -> None:
         """Of feedrate's Loader: measured steps end here, so note what its stages have done by now."""
@@ -86,6 +96,7 @@ class Loaders:
             mine.loader.notes.write(mine.keeper(), mine.loader.name)
 
     def recent_indices(self, iterator: Any) -> list[Any]:
+        """Return the index lists that an iterator has asked its dataset for, oldest first."""
         known = self._iterators.get(iterator)
         return list(known.indices) if known is not None else []
 

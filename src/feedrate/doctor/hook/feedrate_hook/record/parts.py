@@ -333,14 +333,13 @@ class Prelude(Fetch):
 
     def described_parts(self) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = []
-        for name, (wall, cpu, _, timed) in self.times.items():
+        for name, (wall, _, _, timed) in self.times.items():
             calls = self._calls[name] if name not in self._inner else timed
             scale = calls / timed
             parts.append(
                 {
                     "name": name,
                     "wall_ns": round(wall * scale),
-                    "cpu_ns": round(cpu * scale),
                     "calls": calls,
                     "place": self._places.get(name, ""),
                 }
@@ -367,5 +366,5 @@ def end_prelude(is_forgotten: bool = False) -> None:
         return
     del open_fetches[prelude.thread]
     if not is_forgotten:
-        wall, cpu, _ = clock.since(prelude.began)
-        session.facts("before-loop", wall_ns=wall, cpu_ns=cpu, parts=prelude.described_parts())
+        wall, _, _ = clock.since(prelude.began)
+        session.facts("before-loop", wall_ns=wall, parts=prelude.described_parts())
