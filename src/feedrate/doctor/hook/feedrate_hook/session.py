@@ -163,7 +163,7 @@ class Session:
         )
 
     def _find_rank(self) -> int | None:
-        """Return the rank in torch's process group, which spawned ranks have, else that of the environment."""
+        """Return the rank in torch's process group: spawned ranks have no variables."""
         group = getattr(self.torch, "distributed", None)
         if group is None or not group.is_available() or not group.is_initialized():
             return _number(os.environ.get("RANK", os.environ.get("SLURM_PROCID")))
