@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import clock
-from ..session import Noted, session
+from ..session import session
 from ..wrapping import caller, get_ident, install, unseen
 from . import samples
 
@@ -256,28 +256,28 @@ def wrap_methods(are_wrapped: bool) -> None:
             setattr(owner, name, wanted)
 
 
-def patch_parts(module: Any, entries: list[tuple[str, Any]]) -> None:
+def patch_parts(entries: list[tuple[str, Any]], module: Any) -> None:
     """Install a module's entries of the catalogue: (attribute, part name or maker of the wrapper)."""
     is_patched = False
     for path, part in entries:
-        if callable(part):
-            make = part
-        else:
+        owner = getattr(module, path.split(".")[0], None) if "." in path else module
+        if not takes_attributes(owner):
+            continue
+        make = part
+        if not callable(part):
             make = timed(part.rstrip("@+"), takes_path=part.endswith("@"), holds_parts=part.endswith("+"))
-        with Noted(f"patch {module.__name__}.{path}"):
-            if _can_be_patched(module, path) and install(module, path, make):
-                is_patched = True
-                _note_method(module, path)
+        if install(module, path, make):
+            is_patched = True
+            _note_method(module, path)
     if is_patched:
         session.facts("patched", module=module.__name__)
 
 
-def _can_be_patched(module: Any, path: str) -> bool:
-    """Whether the owner of a name takes new attributes: classes that are compiled often do not."""
-    owner = getattr(module, path.split(".")[0], None) if "." in path else module
-    return not isinstance(owner, type) or bool(
-        owner.__flags__ & _HEAP_TYPE and not owner.__flags__ & _IMMUTABLE
-    )
+def takes_attributes(owner: Any) -> bool:
+    """Whether it takes new ones: classes that are compiled often do not."""
+    if not isinstance(owner, type):
+        return True
+    return bool(owner.__flags__ & _HEAP_TYPE and not owner.__flags__ & _IMMUTABLE)
 
 
 def _note_method(module: Any, path: str) -> None:
