@@ -32,7 +32,7 @@ LAYERS = [
     {"kernel", "machine", "stats", "draws"},
     {"prelist", "one_ahead", "in_time", "recognise"},
     {"progress", "figures"},
-    {"units", "filters"},
+    {"units", "filters", "documents"},
     {"errors", "arrays"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

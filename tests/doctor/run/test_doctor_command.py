@@ -314,7 +314,7 @@ def test_a_run_of_another_framework_that_was_interrupted_is_told_of_all_the_same
     assert "uses JAX 2.20.0" in str(error)
     assert "how busy a GPU was is not known" in str(error)
     assert "feedrate.jax.batches" in str(error.hint)
-    assert "feedrate watch -- " in str(error.hint)
+    assert "& feedrate watch $!" in str(error.hint)
     assert error.exit_code == 130
 
 
@@ -343,7 +343,7 @@ def test_a_run_that_never_loaded_the_hook_is_explained(tmp_path: Path, command: 
     with pytest.raises(DoctorError, match="no Python process of this command loaded the hook") as caught:
         check_seen(observe(tmp_path, command))
     assert hint in str(caught.value.hint)
-    assert str(caught.value.hint).endswith(f"from outside: feedrate watch -- {command}")
+    assert str(caught.value.hint).endswith(f"from outside: {command} & feedrate watch $!")
 
 
 def test_a_run_that_was_interrupted_before_it_loaded_the_hook_is_called_so(tmp_path: Path) -> None:
