@@ -233,7 +233,7 @@ def look_around(
         if gpu.memory_used_bytes is not None and gpu.memory_bytes
         else None,
         gpu_power_w=gpu.power_w,
-        gpu_others=sum(other.gpu == number for other in trace.gpu_others),
+        gpu_others=sum(gpu == number for gpu, _ in trace.gpu_others),
         gpu_others_share=gpu.others_share,
     )
 
