@@ -89,7 +89,7 @@ def _codes_of(thing: Any, depth: int = 0) -> list[Any]:
 
 def install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:
     """Replace `owner.path` by make(original); return False where it is not there, or ours already."""
-    with Noted(f"patch {owner.__name__}.{path}"):
+    with Noted(f"patch {getattr(owner, '__name__', owner)}.{path}"):
         return _install(owner, path, make)
     return False
 
