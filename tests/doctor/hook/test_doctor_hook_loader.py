@@ -289,7 +289,8 @@ class Experiments:
             self.session.phase = 1
             for _ in range(2):
                 take()
-            self.session.facts("skipped", phase=2, why=str(len(self.session.loaders.recent_indices(iterator))))
+            asked = self.session.loaders.recent_indices(iterator)
+            self.session.facts("skipped", phase=2, why=str(len(asked)))
             self.session.phase = 4
         if self.count == 7:
             self.session.finish("experiments")

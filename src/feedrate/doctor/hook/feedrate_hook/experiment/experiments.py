@@ -298,7 +298,11 @@ class Experiments:
 
     def on_exit(self) -> None:
         """The script ended by itself before the experiments were due: the loader can still be measured."""
-        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid or has_threads():
+        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid:
+            return
+        # The main module may be over while a thread still trains.
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        if any(thread.is_alive() and not thread.daemon for thread in others):
             return
         self._state = GIVEN_UP
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -307,9 +311,9 @@ class Experiments:
             loader = None if seen is None else seen.loader()
             if error is not None or loader is None or other_loaders.is_pack_loader(loader):
                 return
-            if loader_clone.is_iterable_style(loader):
+            if loader_clone.is_iterable_style(loader) or loader_clone.is_too_late():
                 return
-            if loader_clone.is_too_late() or not (loader.num_workers or loader_clone.is_forking(loader)):
+            if not (loader.num_workers or loader_clone.is_forking(loader)):
                 return
             self._scope = Scope()
             with self._scope.own():
@@ -320,11 +324,3 @@ class Experiments:
             session.trouble("experiments: exit", trouble)
         finally:
             session.phase = layout.REAL
-
-
-def has_threads() -> bool:
-    """The main module may be over while a thread still trains."""
-    return any(
-        thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
-        for thread in threading.enumerate()
-    )
