@@ -304,9 +304,9 @@ def record_help(runner: Runner) -> dict[str, Any]:
         words = waiting.pop(0)
         text = runner.run([*words, "--help"]).stdout
         found[" ".join(["feedrate", *words])] = text.splitlines()
-        listed = re.search(r"^  (?:COMMAND|WHAT)\n((?:    .*\n?)+)", text, re.MULTILINE)
-        if listed:
-            waiting += [[*words, name] for name in re.findall(r"^    (\S+)", listed[1], re.MULTILINE)]
+        # The commands stand in groups, each with a heading; what lies below a command, behind the word WHAT.
+        for listed in re.findall(r"^(?:[a-z ]+:|  WHAT)\n((?:    .*\n?)+)", text, re.MULTILINE):
+            waiting += [[*words, name] for name in re.findall(r"^    ([a-z-]+)  ", listed, re.MULTILINE)]
     found["feedrate --version"] = runner.run(["--version"]).stdout.splitlines()
     return found
 

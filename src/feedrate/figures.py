@@ -29,6 +29,11 @@ class Figure:
     origin: str = MEASURED
     note: str = ""
 
+    def check_loaded(self) -> None:
+        """Raise ValueError where a document said what no figure can be."""
+        if not 0 <= self.low <= self.value <= self.high:
+            raise ValueError(f"{self} is no figure")
+
     @classmethod
     def exactly(cls, value: float, origin: str = MEASURED, note: str = "") -> Figure:
         return cls(value, value, value, origin, note)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from feedrate.cli import main
-from feedrate.report.lines import Command, count_cells, lay_out, wrap
+from feedrate.report.lines import Chosen, Command, Number, count_cells, lay_out, wrap
 from support.images import save_image
 
 CAT, SQUIRREL, HANGUL = "猫", "e\u0301cureuil", "\u1112\u1161\u11ab\u1100\u1173\u11af"
@@ -219,3 +219,28 @@ def test_columns_that_are_too_wide_together_break_at_the_same_one_in_every_row()
         "  two-copy  2 MB",
         "    /data/2",
     ]
+
+
+NUMBERS = [
+    ("", Number("images/s"), Number("CPU")),
+    ("torch's DataLoader with Pillow", Number("900"), Number("1 ms")),
+    (Chosen("feedrate.Loader"), Number("12,000"), Number("80 µs")),
+]
+
+
+def test_numbers_end_at_the_right_edge_of_their_column() -> None:
+    assert lay_out(NUMBERS).splitlines() == [
+        "                                  images/s    CPU",
+        "  torch's DataLoader with Pillow       900   1 ms",
+        "> feedrate.Loader                   12,000  80 µs",
+    ]
+
+
+def test_names_are_wrapped_beside_their_numbers_and_stand_above_them_in_few_columns() -> None:
+    assert lay_out(NUMBERS, 40).splitlines() == [
+        "                         images/s    CPU",
+        "  torch's DataLoader          900   1 ms",
+        "    with Pillow",
+        "> feedrate.Loader          12,000  80 µs",
+    ]
+    assert lay_out(NUMBERS[1:], 28).splitlines()[:2] == ["  torch's DataLoader with", "    Pillow"]

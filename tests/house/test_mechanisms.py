@@ -7,6 +7,7 @@ The lists may only shrink: who needs a lock, a walk, a pool or a page calls one 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 
 import pytest
@@ -100,3 +101,25 @@ def test_a_mechanism_stands_in_its_named_files_only(mechanism: str) -> None:
     }
     assert found - files == set(), f"use the {mechanism} that are there"
     assert files - found == set(), "take these off the list: it only shrinks"
+
+
+# A stopwatch stands where its numbers are judged, and not beside each thing that is timed.
+WATCHED = ("lab/", "machine/", "hooking/", "run/", "doctor/hook/", "doctor/run/", "loader/pipeline.py")
+STILL_TIMED = {
+    "bench/machine.py", "bench/rounds.py", "bench/speedtest.py", "bench/stores.py", "bench/subset.py",
+    "bench/turns.py", "cli/speedtest.py", "demo/run.py", "doctor/analyse/data_files.py",
+    "doctor/analyse/machine.py", "loader/threads.py", "loader/trial.py", "packing/build/mapper.py",
+    "plan/survey.py", "plan/trial.py",
+}  # fmt: skip
+
+
+def test_stopwatches_stand_in_the_rooms_that_measure() -> None:
+    source = ROOT / "src" / "feedrate"
+    timed = {
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if re.match(r"(perf_counter|thread_time)(_ns)?$", getattr(node, "attr", getattr(node, "id", "")))
+    }
+    outside = {path for path in timed if not path.startswith(WATCHED)}
+    assert outside - STILL_TIMED == set(), "measure it in lab/, which has a stopwatch for each kind of thing"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old words stay out of identifiers: docs/glossary.md has the ones that hold.
+"""Old words stay out of identifiers, and out of what src says: docs/glossary.md has the ones that hold.
 
-tests/data/files_with_old_words.txt lists the files that still have some. It only shrinks.
+tests/data/files_with_old_words.txt lists the files that still have some. It only shrinks, and so does the
+table of words that packages of src still have in names, docstrings, comments and messages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,26 @@ OLD = {
     "shelf", "shelves", "parcel", "parcels", "landing", "landings", "homes", "doubt", "doubts", "withheld",
     "stillborn", "audience", "elsewhere", "stretch", "stretches", "doomed",
 }  # fmt: skip
+# Of src alone, in whatever is written: plain words, which tests may use.
+OLD_IN_SOURCE = {
+    "shelf", "shelves", "landing", "landings", "dress", "dressed", "mend", "mended", "patience", "trouble",
+    "troubles", "meeting", "meetings", "stretch", "stretches",
+}  # fmt: skip
+STILL_IN_SOURCE = {
+    "bench": {"mend"},
+    "cache": {"meeting", "shelf", "shelves", "stretch"},
+    "doctor": {"mend", "patience", "stretch", "trouble", "troubles"},
+    "format": {"stretch", "stretches"},
+    "hooking": {"patience", "trouble", "troubles"},
+    "kernel": {"trouble"},
+    "lab": {"mend", "patience"},
+    "loader": {"dress", "patience", "stretch"},
+    "machine": {"patience"},
+    "packing": {"stretches"},
+    "plan": {"patience"},
+    "remote": {"patience", "stretch", "trouble"},
+    "scratch": {"dress", "dressed", "landing", "mend", "mended", "stretch", "trouble"},
+}
 STILL = set((DATA / "files_with_old_words.txt").read_text().split())
 
 
@@ -45,3 +66,12 @@ def test_old_words_are_in_no_identifier_but_of_files_that_wait_for_their_move() 
     new = {path: words for path, words in found.items() if path not in STILL}
     assert new == {}, "docs/glossary.md has the words to use"
     assert STILL - set(found) == set(), "take these off the list: it only shrinks"
+
+
+def test_old_words_are_in_nothing_that_src_says_but_of_packages_that_wait_for_new_ones() -> None:
+    source, new = ROOT / "src" / "feedrate", []
+    for path in sorted(source.rglob("*.py")):
+        package = path.relative_to(source).parts[0]
+        found = words_of(path.read_text()) & OLD_IN_SOURCE - STILL_IN_SOURCE.get(package, set())
+        new += [f"{path.relative_to(source)}: {word}" for word in sorted(found)]
+    assert new == [], "docs/glossary.md has the words to use"

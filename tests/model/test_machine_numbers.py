@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from feedrate import documents
 from feedrate.errors import StorageError
 from feedrate.figures import ASSUMED, STORED, Figure
 from feedrate.machine.describe import describe_machine
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
-from feedrate.model.numbers import age_days, find_store, load_fields, load_numbers, save_numbers
+from feedrate.model.numbers import age_days, find_store, load_numbers, save_numbers
 
 SECOND = Figure(1.0, 0.9, 1.2)
 
@@ -150,7 +151,7 @@ def test_a_state_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path, state:
 
 def test_fields_that_a_newer_version_added_are_passed_over() -> None:
     document = {**asdict(SECOND), "new": 1}
-    assert load_fields(Figure, document) == SECOND
+    assert documents.load(Figure, document) == SECOND
 
 
 def test_the_age_is_told_in_days(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ class Supply:
 @given(st.lists(st.lists(pieces, max_size=8), min_size=1, max_size=4), st.integers(1, 300), st.booleans())
 def test_the_fetched_bytes_hold_every_piece(wants: list[list[Piece]], request_bytes: int, cuts: bool) -> None:
     supply = Supply(request_bytes, cuts)
-    pending = PendingFetch(supply, wants)
+    pending = PendingFetch(supply.read, wants, supply.requests)
     supply.answer()
     with open(pending.fetched.path, "rb") as file:
         for batch, wanted in enumerate(wants):
@@ -59,7 +59,7 @@ def test_the_fetched_bytes_hold_every_piece(wants: list[list[Piece]], request_by
 
 def test_a_batch_waits_for_its_own_pieces_alone() -> None:
     supply = Supply(10, cuts=False)
-    pending = PendingFetch(supply, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
+    pending = PendingFetch(supply.read, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
     supply.open[0][1].set_result(FILES[b"a"][:10])
     pending.wait(0)
     supply.open[1][1].set_exception(StorageError("gone"))
@@ -69,14 +69,14 @@ def test_a_batch_waits_for_its_own_pieces_alone() -> None:
 
 
 def test_who_waits_is_let_go() -> None:
-    pending = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    pending = PendingFetch(Supply(10, cuts=False).read, [[Piece(b"a", 0, 10)]])
     pending.stop()
     with pytest.raises(StorageError, match="reading was stopped"):
         pending.wait()
 
 
 def test_fetched_bytes_that_nobody_knows_are_gone() -> None:
-    pending = PendingFetch(Supply(10, cuts=False), [[Piece(b"a", 0, 10)]])
+    pending = PendingFetch(Supply(10, cuts=False).read, [[Piece(b"a", 0, 10)]])
     descriptor = int(os.path.basename(pending.fetched.path))
     inode = os.fstat(descriptor).st_ino
     del pending

@@ -54,10 +54,16 @@ def public_scratch() -> Iterator[Path]:
         yield Path(folder)
 
 
+def land(copy: Copy, name: str, data: bytes) -> None:
+    fd = copy.open_part(name)
+    os.pwrite(fd, data, 0)
+    copy.land(name, fd)
+    os.close(fd)
+
+
 def land_all(copy: Copy) -> None:
     for name, data in FILES.items():
-        with copy.filling(name) as part:
-            part.write_bytes(data)
+        land(copy, name, data)
 
 
 def test_a_copy_is_made_once_and_found_again(tmp_path: Path) -> None:
@@ -86,11 +92,7 @@ def test_many_who_make_it_at_the_same_time_get_one_copy(tmp_path: Path) -> None:
 
 
 def test_a_file_has_its_name_only_when_it_is_whole(copy: Copy) -> None:
-    with (
-        pytest.raises(StorageError, match=r"a\.tar should have 8 bytes, and has 3"),
-        copy.filling("a.tar") as part,
-    ):
-        part.write_bytes(b"all")
+    copy.part("a.tar").write_bytes(b"all")
     assert not copy.has_landed("a.tar")
     assert copy.find_available("a.tar") == (copy.data / ".a.tar.part", 3)
     land_all(copy)
@@ -270,8 +272,7 @@ def test_a_private_copy_of_roots_is_for_nobody_else(public_scratch: Path) -> Non
 
 
 def test_listing_shows_what_is_there_and_what_is_broken(copy: Copy, tmp_path: Path) -> None:
-    with copy.filling("a.tar") as part:
-        part.write_bytes(FILES["a.tar"])
+    land(copy, "a.tar", FILES["a.tar"])
     os.close(copy.open_part("below/b.tar"))
     other = Copy.create(tmp_path, make_marker({"x": b"1"}, source="/data/other", digest="cd" * 32))
     (other.folder / "copy.json").write_bytes(b"{")

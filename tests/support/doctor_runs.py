@@ -62,7 +62,7 @@ class FakeLoop:
         before: float = 0, phase: int = layout.REAL, probed: bool = True, wait_cpu: float = 0.1,
     ) -> None:  # fmt: skip
         """One next() and the computing after it; `before` and `other` are the loop's own code."""
-        c = layout.GRAD_ENABLED | (layout.PROBED if probed else 0)
+        c = layout.PROBED if probed else 0
         self.main.record(
             layout.WAIT, "loader-0", self.now, round(wait * MS), phase=phase, cpu=round(wait_cpu * MS),
             a=self.batch, b=self.number, c=c,

@@ -20,7 +20,7 @@ from typing import Any
 from feedrate.doctor.analyse.records import Recording, read_run
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.machine.process import list_processes, read_command_line, read_environ, read_stat
-from support.torch_forks import HOOK, Ended, run_in_fork
+from support.torch_forks import PYTHONPATH, Ended, run_in_fork
 
 LIBRARIES = ("torchinductor", "torchelastic")  # their folders stay without us, too
 STEPS = 20  # real steps before the experiments
@@ -200,7 +200,7 @@ def run_script(
         environment = {
             **os.environ,
             layout.ENVIRONMENT: run,
-            "PYTHONPATH": str(HOOK),
+            "PYTHONPATH": PYTHONPATH,
             "TMPDIR": temporary,
             "OMP_NUM_THREADS": "1",
         }

@@ -14,7 +14,7 @@ from typing import Any
 
 from feedrate.doctor.analyse.records import Process, Recording, read_run
 from feedrate.doctor.hook.feedrate_hook import layout
-from support.torch_forks import HOOK, run_in_fork
+from support.torch_forks import PYTHONPATH, run_in_fork
 
 # What a training script needs; tests put their own dataset and loop below it.
 PREAMBLE = """
@@ -60,7 +60,7 @@ def environment(folder: Path | None, **more: str) -> dict[str, str]:
     """Return the environment of a hooked process, or of a bare one."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", layout.ENVIRONMENT)}
     if folder is not None:
-        kept.update({"PYTHONPATH": str(HOOK), layout.ENVIRONMENT: str(folder)})
+        kept.update({"PYTHONPATH": PYTHONPATH, layout.ENVIRONMENT: str(folder)})
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 

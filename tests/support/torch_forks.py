@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.hooking import launch
 
 HOOK = Path(layout.__file__).parent.parent
+STARTUP = Path(launch.__file__).parent / "startup"
+PYTHONPATH = f"{STARTUP}{os.pathsep}{HOOK}"
 
 # A request comes with the script's two streams; answered are its process number, then its exit code. A fork
 # becomes the script: it has its folder, environment, session and __main__, and ends as any Python does. Torch
 # was imported with the hook's patches in place, as it always is; the hook itself begins in the script.
 FORKER = """
 import json, os, socket, sys, tempfile
-sys.path.insert(1, sys.argv[2])
+sys.path[1:1] = sys.argv[2].split(os.pathsep)
 from feedrate_hook import patches
 patches.install()
 patches.install = dict  # has been done; a function of ours would keep all that the script makes alive
@@ -86,7 +89,7 @@ class _Forker:
         with theirs:
             number = theirs.fileno()
             self.process = subprocess.Popen(
-                [sys.executable, "-c", FORKER, str(number), str(HOOK)], env=environ, pass_fds=[number]
+                [sys.executable, "-c", FORKER, str(number), PYTHONPATH], env=environ, pass_fds=[number]
             )
         atexit.register(self.close)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedrate import kernel
+from feedrate import documents, kernel
 from feedrate.arrays import U8
 from feedrate.bench.results import CopyTime, MachineResult
 from feedrate.bench.rounds import Clock, Say
@@ -40,7 +40,6 @@ from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
 from feedrate.machine.disk import describe_storage, find_scratch, is_scratch
 from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
-from feedrate.model.numbers import load_fields
 from feedrate.model.results import KNOWN_MODELS
 from feedrate.units import format_count, format_seconds
 
@@ -175,7 +174,7 @@ def load_result(path: Path) -> MachineResult:
         of = f"a document of 'feedrate {clean(str(command))[:40]}'" if command else "another document"
         raise UsageError(f"{path} is {of}, not one of 'feedrate {COMMAND}'", hint=hint)
     try:
-        result: MachineResult = load_fields(MachineResult, document)
+        result = documents.load(MachineResult, document)
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} is damaged, or of another version of feedrate: {clean(str(error))[:100]}", hint=hint

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 
+from feedrate.cli.arguments import read_options
 from feedrate.cli.output import add_json_arguments, emit
 
 
@@ -35,13 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.change.columns import ColumnOptions, add_column
     from feedrate.report.change import draw_column
 
-    options = ColumnOptions(
-        column=arguments.column,
-        name=arguments.name,
-        kind=arguments.kind,
-        path_column=arguments.path_column,
-        key_column=arguments.key_column,
-        default=arguments.default,
-        replace=arguments.replace,
-    )
+    options = read_options(ColumnOptions, arguments)
     return emit(arguments, "add-column", add_column(arguments.pack, arguments.table, options), draw_column)

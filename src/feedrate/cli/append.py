@@ -18,7 +18,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_allow_address, add_engine, add_workers, read_engine
+from feedrate.cli.arguments import (
+    add_allow_address,
+    add_engine,
+    add_workers,
+    read_engine,
+    read_options,
+)
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.errors import UsageError
 
@@ -55,17 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.source.options import FieldSpec
 
     fields = arguments.fields
-    options = AppendOptions(
-        labels=arguments.labels,
-        path_column=arguments.path_column,
-        label_column=arguments.label_column,
+    options = read_options(
+        AppendOptions,
+        arguments,
         fields=None if fields is None else tuple(FieldSpec.parse(text) for text in fields),
-        map=arguments.map,
-        skip_existing=arguments.skip_existing,
         defaults=_parse_defaults(arguments.defaults),
-        workers=arguments.workers,
         engine=read_engine(arguments),
-        prefix=arguments.prefix,
         allow_addresses=tuple(arguments.allow_addresses),
     )
     say(f"appending {arguments.source} to {arguments.pack}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,10 +16,20 @@ from feedrate.format.entries import parse_entries
 from feedrate.units import parse_bytes
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from feedrate.packing.options import Engine
+
+    Options = TypeVar("Options", bound=DataclassInstance)
 
 T = TypeVar("T")
 DEFAULT_MODEL = "resnet50"
+
+
+def read_options(kind: type[Options], arguments: argparse.Namespace, **others: Any) -> Options:
+    """Return options of a class from the arguments that are named as its fields are; `others` come first."""
+    named = {one.name for one in dataclasses.fields(kind)} & vars(arguments).keys()
+    return kind(**({name: getattr(arguments, name) for name in named} | others))
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_entries, add_old_spelling, add_workers, choose_spelling
+from feedrate.cli.arguments import add_entries, add_old_spelling, add_workers, choose_spelling, read_options
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.errors import UsageError
 
@@ -60,13 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.source.in_place import check_secrets
     from feedrate.source.options import SourceOptions
 
-    options = SourceOptions(
-        arguments.labels,
-        arguments.path_column,
-        arguments.label_column,
-        arguments.label_separator,
-        empty_label=arguments.empty_label,
-    )
+    options = read_options(SourceOptions, arguments)
     target = choose_spelling(arguments.target, arguments.old_to)
     is_new = arguments.entries is None or target is not None or arguments.labels is not None
     pack = None if is_new else find_pack(arguments.path)

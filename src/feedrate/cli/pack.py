@@ -29,6 +29,7 @@ from feedrate.cli.arguments import (
     positive,
     quality,
     read_engine,
+    read_options,
     reader,
     whole_number,
 )
@@ -55,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a further column; kinds: image, mask, array, bytes (files), text, number, json, boxes, "
         "label (a class), labels (several)")
     add("--seed", type=whole_number, default=0, metavar="N", help="of the samples' order (default: 0)")
-    add("--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE",
+    add("--shard-size", type=reader(parse_bytes), default=256_000_000, metavar="SIZE", dest="shard_bytes",
         help="(default: 256MB)")
-    add("--format", choices=("tar", "tfrecord", "hdf5"), default="tar",
+    add("--format", choices=("tar", "tfrecord", "hdf5"), default="tar", dest="container",
         help="what holds the samples: tar shards, TFRecord shards, or one HDF5 file (default: tar)")
     side = parser.add_mutually_exclusive_group().add_argument
     side("--resize", type=positive, metavar="N",
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "possible, else with quality 95")
     add("--keep-truncated", action="store_true",
         help="keep images that end too early: as PNG, filled up as Pillow's LOAD_TRUNCATED_IMAGES does")
-    add("--no-scan", action="store_true",
+    add("--no-scan", action="store_false", dest="scan",
         help="pack faster: do not look where JPEGs can be entered. Loading is slower then, and damage found "
         "when it is loaded")
     add_entries(parser)
@@ -103,29 +104,14 @@ def _run(arguments: argparse.Namespace) -> int:
     from feedrate.report.progress import ProgressBar
     from feedrate.source.options import FieldSpec
 
-    options = PackOptions(
-        labels=arguments.labels,
-        path_column=arguments.path_column,
-        label_column=arguments.label_column,
-        label_separator=arguments.label_separator,
-        empty_label=arguments.empty_label,
+    options = read_options(
+        PackOptions,
+        arguments,
         fields=tuple(FieldSpec.parse(text) for text in arguments.fields),
-        seed=arguments.seed,
-        shard_bytes=arguments.shard_size,
-        workers=arguments.workers,
         engine=read_engine(arguments),
-        recode=Recode(
-            resize=arguments.resize,
-            max_side=arguments.max_side,
-            quality=arguments.quality,
-            raw=arguments.raw,
-            normalise=arguments.normalise,
-            keep_truncated=arguments.keep_truncated,
-        ),
+        recode=read_options(Recode, arguments),
         map=None if arguments.map is None else find_map(arguments.map),
-        scan=not arguments.no_scan,
         entries=arguments.entries or "auto",
-        container=arguments.format,
     )
     say(f"packing {arguments.source} into {arguments.pack}")
     with ProgressBar() as bar:

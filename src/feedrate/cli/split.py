@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from feedrate.cli.arguments import whole_number
+from feedrate.cli.arguments import read_options, whole_number
 from feedrate.cli.output import add_json_arguments, emit
 from feedrate.errors import UsageError
 
@@ -65,16 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         return emit(arguments, "split", extend_split(arguments.pack, arguments.name), draw_split)
     # What stands behind --file is taken for lists.
     rest = [text for text in arguments.files if text.endswith("=rest")]
-    options = SplitOptions(
-        files=_parse_files([text for text in arguments.files if text not in rest]),
-        seed=arguments.seed,
-        by=arguments.by,
-        by_path=arguments.by_path,
-        by_folder=arguments.by_folder,
-        stratify=arguments.stratify,
-        name=arguments.name,
-        replace=arguments.replace,
-    )
+    files = _parse_files([text for text in arguments.files if text not in rest])
+    options = read_options(SplitOptions, arguments, files=files)
     result = split(arguments.pack, parse_shares([*arguments.parts, *rest]), options)
     return emit(arguments, "split", result, draw_split)
 

@@ -8,7 +8,6 @@ What goes to a file or a pipe is one view, of one second.
   feedrate watch
   feedrate watch 4242
   feedrate watch --user alice
-  feedrate watch -- python train.py --epochs 90
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
+from feedrate.cli import gone
 from feedrate.cli.arguments import number
 from feedrate.cli.output import (
     add_json_arguments,
@@ -34,25 +34,21 @@ from feedrate.cli.output import (
 from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
-    from feedrate.report.watch import Row, Screen
-    from feedrate.watch.child import Child
     from feedrate.watch.devices import Gpus
     from feedrate.watch.results import WatchedJob, WatchedUser
     from feedrate.watch.sampling import JobSampler, UserSampler
 
 _INTERVAL_S = 2.0
-_BLOCK_S = 30.0  # between two views in a file, of a command that is started
 _ONCE_S = 1.0
 _GLANCE_S = 0.2
 _GLANCE_ONCE_S = 0.05
 # Of one core, at most, for readings, and for glances: thousands of processes are looked at less often.
 _SHARE = 0.009
-_OUTPUT_LINES = 5  # of a command's output, below the view
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "feedrate watch [options] [PID | --user NAME | -- COMMAND ...]"
-    parser.takes_command = True  # type: ignore[attr-defined]
+    parser.usage = "feedrate watch [options] [PID | --user NAME]"
+    parser.takes_command = True  # type: ignore[attr-defined] # to say that it is gone
     add = parser.add_argument
     add(
         "pid",
@@ -61,53 +57,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a process of the job (default: this terminal's, or your only training)",
     )
     add("--user", metavar="NAME", help="all jobs of this user, a line each")
-    default = f"{_INTERVAL_S:g}; of a command, without a terminal: {_BLOCK_S:g}"
-    add("--interval", type=number, metavar="SECONDS", help=f"between two readings (default: {default})")
+    default = f"between two readings (default: {_INTERVAL_S:g})"
+    add("--interval", type=number, metavar="SECONDS", default=_INTERVAL_S, help=default)
     add("--once", action="store_true", help="print one view, of one second, and end")
     add_json_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check(arguments)
+    if arguments.command is not None:
+        raise UsageError("'feedrate watch -- COMMAND' is gone", hint=gone.OPTIONS["watch", "--"])
+    if arguments.pid is not None and arguments.user is not None:
+        raise UsageError("a PID and --user name two things to watch", hint="name one of them")
+    if not 0.2 <= arguments.interval <= 3600:
+        raise UsageError(f"--interval must be between 0.2 and 3600 seconds, got {arguments.interval:g}")
+    if arguments.json is not None and not arguments.once:
+        raise UsageError("--json writes one view", hint="add --once")
     from feedrate.watch.devices import Gpus
 
-    stream = find_terminal()
-    if arguments.command is not None:
-        from feedrate.machine.command import check_command
-
-        check_command(arguments.command, "feedrate watch")
-        return watch_command(arguments, stream)
     gpus = Gpus()
     gpus.refresh()
     sampler = choose(arguments, gpus)
+    stream = find_terminal()
     if arguments.once or stream is None:
         return watch_once(arguments, sampler, gpus)
-    from feedrate.report.watch import Screen, draw_watched
-
     view = View(sampler, gpus)
-    with contextlib.suppress(KeyboardInterrupt), ended_like_an_interrupt(), Screen(stream) as screen:
-        follow(view, screen, arguments.interval or _INTERVAL_S)
+    with contextlib.suppress(KeyboardInterrupt), ended_like_an_interrupt():
+        view.follow(stream, arguments.interval)
     if view.has_ended:
+        from feedrate.report.watch import draw_watched
+
         if view.last is not None:
             show_result(draw_watched, view.last)
         say(f"process {getattr(sampler, 'pid', '')} has ended; nothing more is to be seen of it")
     return 0
-
-
-def check(arguments: argparse.Namespace) -> None:
-    targets = {"a PID": arguments.pid, "--user": arguments.user, "a command": arguments.command}
-    named = [name for name, value in targets.items() if value is not None]
-    if len(named) > 1:
-        raise UsageError(f"{' and '.join(named)} name two things to watch", hint="name one of them")
-    if arguments.interval is not None and not 0.2 <= arguments.interval <= 3600:
-        raise UsageError(f"--interval must be between 0.2 and 3600 seconds, got {arguments.interval:g}")
-    if arguments.command is not None and (arguments.once or arguments.json):
-        raise UsageError(
-            "--once and --json are for a job that runs already",
-            hint="start it in the background, then: feedrate watch --once --json view.json $!",
-        )
-    if arguments.json is not None and not arguments.once:
-        raise UsageError("--json writes one view", hint="add --once")
 
 
 def find_terminal() -> TextIO | None:
@@ -145,100 +127,63 @@ def watch_once(arguments: argparse.Namespace, sampler: JobSampler | UserSampler,
 
 
 class View:
-    """What is drawn: the last reading, and after it the last lines of a command's output."""
+    """A live view; `last` is the last reading, whatever ended it."""
 
-    def __init__(self, sampler: JobSampler | UserSampler, gpus: Gpus, child: Child | None = None) -> None:
-        self.sampler, self.gpus, self.child = sampler, gpus, child
+    def __init__(self, sampler: JobSampler | UserSampler, gpus: Gpus) -> None:
+        self._sampler, self._gpus = sampler, gpus
         self.last: WatchedJob | WatchedUser | None = None
         self.has_ended = False
 
-    def glance(self) -> None:
-        self.sampler.glance()
-        self.gpus.glance()
+    def follow(self, stream: TextIO, interval_s: float) -> None:
+        """Read and draw until the job ends or a key says so."""
+        from rich.console import Console
+        from rich.live import Live
 
-    def take(self) -> None:
-        self.gpus.refresh()
-        seen = self.sampler.take()
-        self.has_ended = seen is None
-        self.last = self.last if seen is None else clean_values(seen)
+        from feedrate.report.watch import paint_watched
 
-    def list_rows(self, columns: int, lines: int) -> list[Row]:
-        from feedrate.report.watch import Row, list_rows
-
-        output = [] if self.child is None else self.child.list_last(min(_OUTPUT_LINES, lines // 5))
-        below = [Row("the last lines of its output:", "faint"), *map(Row, output)] if output else []
-        if self.last is None:
-            return [Row("reading ..."), *below]
-        room = lines - len(below)
-        rows = list_rows(self.last, columns, room)
-        return [*rows[:room], *[Row("")] * (room - len(rows)), *below] if below else rows
-
-
-def follow(
-    view: View, screen: Screen | None, interval_s: float, tell: Callable[[], None] | None = None
-) -> None:
-    """Read and draw until the job ends or a key says so; `tell`: called after each reading instead."""
-    due_s = time.monotonic() + min(_ONCE_S, interval_s) if screen else time.monotonic() + interval_s
-    glance_s = time.monotonic()
-    size: tuple[int, int] | None = None
-    while not view.has_ended:
-        child, sources = view.child, [] if screen is None or screen.keys is None else [screen.keys]
-        kept = None if child is None else child.descriptor
-        now_s = time.monotonic()
-        ready = select.select(
-            [*sources, *([] if kept is None else [kept])], [], [], max(0.0, min(glance_s, due_s) - now_s)
-        )[0]
-        if child is not None and kept in ready:
-            child.keep()
-        if sources and sources[0] in ready and os.read(sources[0], 64)[:1] in (b"q", b"Q", b"\x04", b""):
-            return
-        if child is not None and child.has_ended():
-            return
-        now_s = time.monotonic()
-        began_s = time.process_time()
-        if now_s >= due_s:
-            view.take()
-            size = None
-        elif now_s >= glance_s:  # and not whenever a command writes a line
-            view.glance()
-            glance_s = now_s + max(_GLANCE_S, (time.process_time() - began_s) / _SHARE)
-        if screen is not None and screen.measure() != size:
-            size = screen.measure()
-            if child is not None:
-                child.resize()
-            foot = f"q: quit   every {interval_s:g} s"
-            screen.draw(view.list_rows(size[0] - 1, size[1] - 1), foot)
-        elif tell is not None and now_s >= due_s and not view.has_ended:
-            tell()
-        if now_s >= due_s:
-            due_s = now_s + max(interval_s, (time.process_time() - began_s) / _SHARE)
+        stream.reconfigure(errors="replace")  # type: ignore[attr-defined]
+        console = Console(file=stream, highlight=False)
+        due_s = time.monotonic() + min(_ONCE_S, interval_s)
+        live = Live("reading ...", console=console, screen=True, auto_refresh=False)
+        with live, read_keys() as key:
+            while True:
+                now_s, began_s = time.monotonic(), time.process_time()
+                if now_s >= due_s:
+                    self._gpus.refresh()
+                    seen = self._sampler.take()
+                    if seen is None:
+                        self.has_ended = True
+                        return
+                    self.last = clean_values(seen)
+                    live.update(paint_watched(self.last, console.width, console.height), refresh=True)
+                    due_s = now_s + max(interval_s, (time.process_time() - began_s) / _SHARE)
+                else:
+                    self._sampler.glance()
+                    self._gpus.glance()
+                pause_s = max(_GLANCE_S, (time.process_time() - began_s) / _SHARE)
+                pause_s = max(min(pause_s, due_s - time.monotonic()), 0.0)
+                if select.select(key, [], [], pause_s)[0] and os.read(key[0], 64)[:1] in b"qQ\x04":
+                    return
 
 
-def watch_command(arguments: argparse.Namespace, stream: TextIO | None) -> int:
-    """Start a command and watch it to its end; return its exit code."""
-    from feedrate.report.watch import Screen, draw_watched
-    from feedrate.watch.child import Child
-    from feedrate.watch.devices import Gpus
-    from feedrate.watch.sampling import JobSampler
+@contextlib.contextmanager
+def read_keys() -> Iterator[list[int]]:
+    """Let keys of the terminal arrive at once; yield the descriptor that they come from, if there is one."""
+    import termios
+    import tty
 
-    gpus = Gpus()
-    gpus.refresh()
-    with ended_like_an_interrupt():
-        child = Child(arguments.command, is_kept=stream is not None)
-        try:
-            view = View(JobSampler(child.pid, gpus), gpus, child)
-            if stream is None:
-                tell = lambda: show_result(draw_watched, view.last, sys.stderr)  # noqa: E731
-                follow(view, None, arguments.interval or _BLOCK_S, tell)
-            else:
-                with Screen(stream) as screen:
-                    follow(view, screen, arguments.interval or _INTERVAL_S)
-        except (KeyboardInterrupt, OSError):  # nobody looks any more, or nobody can
-            pass
-        except SystemExit:
-            child.end()
-        finally:  # whatever became of the view, the command goes on
-            code = child.pass_on()
-    if child.is_full:
-        say("feedrate watch: the temporary folder was full, and some of the output above is missing")
-    return code
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield []
+        return
+    key = sys.stdin.fileno()
+    before = termios.tcgetattr(key)
+    tty.setcbreak(key)
+    try:
+        mode = termios.tcgetattr(key)
+        for stop in (termios.VSUSP, termios.VQUIT):  # would leave the second screen to the shell
+            mode[6][stop] = b"\0"
+        termios.tcsetattr(key, termios.TCSANOW, mode)
+        yield [key]
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(key, termios.TCSADRAIN, before)

@@ -289,7 +289,7 @@ def _point_to_loaders(observed: Observed) -> str:
 
 
 def _point_to_watch(observed: Observed) -> str:
-    return f"what can be seen from outside: feedrate watch -- {shlex.join(observed.command)}"
+    return f"what can be seen from outside: {shlex.join(observed.command)} & feedrate watch $!"
 
 
 def _suggest(command: Sequence[str]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
+from feedrate import documents
 from feedrate.errors import UsageError, clean
 from feedrate.machine.results import Machine
 from feedrate.units import format_factor, is_number
@@ -304,33 +305,14 @@ def load_diagnosis(document: object) -> Diagnosis:
         )
     if not (isinstance(whole.get("run"), Mapping) and whole["run"]):
         raise UsageError("this document of 'feedrate doctor' is not whole: it has no 'run'", hint=_HINT)
-    found: Diagnosis = _load(Diagnosis, {**whole, "command": whole.get("argv")})
-    return found
+    return documents.load(Diagnosis, {**whole, "command": whole.get("argv")}, _guess)
 
 
-def _load(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as what a field is declared to be."""
-    inner = get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        given, hints = value if isinstance(value, Mapping) else {}, get_type_hints(kind)
-        return kind(**{
-            one.name: _load(hints[one.name], given.get(one.name))
-            for one in fields(kind)
-            if one.name in given or (one.default is MISSING and one.default_factory is MISSING)
-        })  # fmt: skip
-    if get_origin(kind) is tuple:
-        listed = value if isinstance(value, list) else []
-        if is_dataclass(inner[0]):
-            listed = [one for one in listed if isinstance(one, Mapping)]
-        return tuple(_load(inner[0], one) for one in listed)
-    if get_origin(kind) is Mapping:
-        named = value if isinstance(value, Mapping) else {}
-        return {str(name): _load(inner[1], one) for name, one in named.items()}
-    if type(None) in inner:
-        known = [one for one in inner if one is not type(None)]
-        return None if value is None else _load(known[0], value) if len(known) == 1 else value
+def _guess(kind: Any, value: Any) -> Any:
+    """Return what stands for something that a document does not tell."""
     if kind is str:
         return "" if value is None else str(value)
-    is_told = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # A whole number of JSON has no largest one; a float has.
-    return (float(value) if kind is float else value) if is_told and abs(value) < 1e300 else math.nan
+    if kind in (Mapping, list):
+        return {} if kind is Mapping else []
+    is_told = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return value if is_told else math.nan

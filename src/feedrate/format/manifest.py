@@ -11,13 +11,15 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
+from feedrate import documents
+from feedrate.documents import Stored
 from feedrate.errors import NotFound, PackError, suggest_path
 from feedrate.format import containers
 from feedrate.format.entries import AUTO, find_entries
@@ -54,6 +56,111 @@ _ADDRESS = re.compile(
 ADDABLE_KINDS = (Kind.NUMBER, Kind.TEXT, Kind.JSON)
 
 
+def plain_name(name: object) -> str:
+    """Refuse a name that could reach outside the pack's folder: a manifest may come from a stranger."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", name):
+        raise ValueError(f"{name!r} is not a plain file name")
+    return name
+
+
+def _folder(text: object) -> str:
+    """Return a relative folder as it stands in pack.json: '', 'a/b', '../a'."""
+    if not isinstance(text, str) or "\0" in text or len(text) > 4096:
+        raise ValueError(f"{text!r} is not a folder")
+    parts = text.split("/")
+    while parts[:1] == [".."]:
+        parts = parts[1:]
+    if text and parts and not all(part not in ("", ".", "..") for part in parts):
+        raise ValueError(f"{text!r} is not a relative folder")
+    return text
+
+
+def find_address_problem(address: str) -> str | None:
+    """Return why an address must not stand in pack.json, in words that repeat no secret; None: it may."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return "is not of the form SCHEME://PLACE/FOLDER"
+    _, _, port = match["where"].partition("/")[0].partition(":")
+    if ":" in (match["who"] or "") or not (port.isdecimal() or not port):
+        return "has a password in it"
+    if "?" in match["where"] or "#" in match["where"]:
+        return "has a query behind '?', as signed addresses have"
+    if any(part in (".", "..") for part in match["where"].split("/")):
+        return "has '..' in it"
+    return None
+
+
+def _any_folder(text: object) -> str:
+    """Files that were there before may be behind an address."""
+    if isinstance(text, str) and "://" in text:
+        problem = find_address_problem(text)
+        if problem is not None:
+            raise ValueError(f"an address that {problem}")
+        return text
+    return _folder(text)
+
+
+def _prefix(text: object) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a prefix of keys")  # noqa: TRY004 - damage, like the others
+    return "/".join(plain_name(part) for part in text.split("/")) if text else ""
+
+
+def _any_name(name: object) -> str:
+    """Files that were there before may be called anything; it is the folder that leads to them."""
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a file")
+    return name
+
+
+def _count(value: object, limit: int = 2**48) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _crc(text: object) -> int:
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{8}", text):
+        raise ValueError(f"{text!r} is not a checksum")
+    return int(text, 16)
+
+
+def _container(name: object) -> str:
+    known = (*containers.NAMES, *containers.IN_PLACE)
+    if name not in known:
+        raise PackError(
+            f"has shards of format {name!r}; this feedrate reads {', '.join(known)}",
+            hint="update feedrate: pip install --upgrade feedrate",
+        )
+    return str(name)
+
+
+# How files stand in pack.json. Of their names and folders, see `_load_file`.
+_Columns = Annotated[
+    Mapping[str, tuple[int, ...]],
+    Stored(
+        lambda columns: {str(name): tuple(map(_count, places)) for name, places in columns.items()},
+        dump=lambda columns: {name: list(places) for name, places in columns.items()},
+    ),
+]
+_Count = Annotated[int, Stored(_count)]
+_Bytes = Annotated[int, Stored(_count, "bytes")]
+_Crc = Annotated[int, Stored(_crc, dump="{:08x}".format)]
+_Time = Annotated[int, Stored(lambda value: _count(value, 2**63))]
+_Entries = Annotated[int, Stored(lambda value: find_entries({"entries": value}))]
+
+
+# In the order that they always had: where it is comes first, what describes its index last.
+_ORDER = ("folder", "name", "bytes", "crc32c", "first", "samples", "fields", "entries")
+_LAST = ("columns", "index")
+
+
+def _dump_file(file: Shard | IndexPart | ColumnPart) -> dict[str, Any]:
+    document = documents.dump(file, omits_defaults=True)
+    names = dict.fromkeys((*_ORDER, *(name for name in document if name not in _LAST), *_LAST))
+    return {name: document[name] for name in names if name in document}
+
+
 @dataclass(frozen=True, slots=True)
 class IndexPart:
     """The Arrow file beside a shard. `columns` says where in it the values of each column begin.
@@ -63,11 +170,15 @@ class IndexPart:
     """
 
     name: str
-    size_bytes: int
-    crc32c: int
-    columns: Mapping[str, tuple[int, ...]]
+    size_bytes: _Bytes
+    crc32c: _Crc
+    columns: _Columns
     folder: str = ""
-    entries: int = AUTO  # bytes of JPEG data from one entry point to the next
+    # Bytes of JPEG data from one entry point to the next.
+    entries: _Entries = AUTO
+
+
+_Index = Annotated[IndexPart, Stored(lambda value: _load_file(IndexPart, value), dump=_dump_file)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +199,16 @@ class Shard:
     """
 
     name: str
-    size_bytes: int
-    crc32c: int
-    samples: int
-    index: IndexPart
+    size_bytes: _Bytes
+    crc32c: _Crc
+    samples: _Count
+    index: _Index
     folder: str = ""
-    prefix: str = ""
-    first_number: int = 0
-    container: str = "tar"
-    mtime_ns: int = 0
-    identity: int = 0
+    prefix: Annotated[str, Stored(_prefix)] = ""
+    first_number: _Count = 0
+    container: Annotated[str, Stored(_container)] = "tar"
+    mtime_ns: _Time = 0
+    identity: _Crc = 0
 
     @property
     def known_by(self) -> tuple[int, int, int]:
@@ -131,17 +242,20 @@ class ColumnPart:
     """
 
     name: str
-    size_bytes: int
-    crc32c: int
-    first: int
-    samples: int
-    fields: tuple[str, ...]
-    columns: Mapping[str, tuple[int, ...]]
+    size_bytes: _Bytes
+    crc32c: _Crc
+    first: _Count
+    samples: _Count
+    fields: Annotated[tuple[str, ...], Stored(lambda names: tuple(map(str, names)), dump=list)]
+    columns: _Columns
     folder: str = ""
 
     @property
     def stop(self) -> int:
         return self.first + self.samples
+
+
+File = TypeVar("File", Shard, IndexPart, ColumnPart)
 
 
 def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart) -> Path:
@@ -215,6 +329,14 @@ def index_name(number: int) -> str:
     return f"shard-{number:05d}.arrow"
 
 
+def _load_file(kind: type[File], document: Any) -> File:
+    file = documents.load(kind, document)
+    container = file.container if isinstance(file, Shard) else ""
+    (_any_name if container in containers.IN_PLACE else plain_name)(file.name)
+    (_any_folder if container == containers.RANGES else _folder)(file.folder)
+    return file
+
+
 def dump_manifest(manifest: Manifest) -> bytes:
     text = _dump_document(manifest)
     return text.removesuffix(b"\n}\n") + f',\n "digest": "{_digest(text)}"\n}}\n'.encode()
@@ -237,8 +359,8 @@ def _dump_document(manifest: Manifest) -> bytes:
         "fields": {f.name: dump_field(f) for f in manifest.fields},
         **({"added": {f.name: dump_field(f) for f in manifest.added}} if manifest.added else {}),
         "settings": manifest.settings,
-        "shards": [_dump_shard(s) for s in manifest.shards],
-        **({"parts": [_dump(part, _PART) for part in manifest.parts]} if manifest.parts else {}),
+        "shards": [_dump_file(s) for s in manifest.shards],
+        **({"parts": [_dump_file(part) for part in manifest.parts]} if manifest.parts else {}),
     }
     return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
 
@@ -302,10 +424,10 @@ def parse_manifest(text: bytes) -> Manifest:
         manifest = Manifest(
             had_digest=had_digest,
             fields=tuple(load_field(name, f) for name, f in document["fields"].items()),
-            shards=tuple(_load_shard(s) for s in document["shards"]),
+            shards=tuple(_load_file(Shard, s) for s in document["shards"]),
             settings=dict(document["settings"]),
             added=tuple(load_field(name, f) for name, f in document.get("added", {}).items()),
-            parts=tuple(ColumnPart(**_load(p, _PART)) for p in document.get("parts", ())),
+            parts=tuple(_load_file(ColumnPart, p) for p in document.get("parts", ())),
         )
         samples = _count(document["samples"])
     except PackError:
@@ -430,160 +552,3 @@ def load_field(name: str, document: dict[str, Any]) -> Field:
         classes=None if classes is None else tuple(str(c) for c in classes),
         coding=Coding(coding),
     )
-
-
-class _Key(NamedTuple):
-    """A value of pack.json: the attribute that it is, what checks it, and how it is written.
-
-    One with a default is written only where it differs from that.
-    """
-
-    name: str
-    attribute: str
-    load: Callable[[Any], Any]
-    default: Any = None
-    dump: Callable[[Any], Any] = lambda value: value
-
-
-def _dump(thing: Shard | IndexPart | ColumnPart, keys: Iterable[_Key]) -> dict[str, Any]:
-    values = ((key, getattr(thing, key.attribute)) for key in keys)
-    return {k.name: k.dump(value) for k, value in values if k.default is None or value != k.default}
-
-
-def _load(document: dict[str, Any], keys: Iterable[_Key]) -> dict[str, Any]:
-    return {
-        key.attribute: key.load(document[key.name])
-        for key in keys
-        if key.default is None or key.name in document
-    }
-
-
-def _dump_shard(shard: Shard) -> dict[str, Any]:
-    return {**_dump(shard, _shard_keys(shard.container)), "index": _dump(shard.index, _INDEX)}
-
-
-def _load_shard(document: dict[str, Any]) -> Shard:
-    keys = _shard_keys(_container(document.get("container", "tar")))
-    return Shard(**_load(document, keys), index=IndexPart(**_load(document["index"], _INDEX)))
-
-
-def _container(name: object) -> str:
-    known = (*containers.NAMES, *containers.IN_PLACE)
-    if name not in known:
-        raise PackError(
-            f"has shards of format {name!r}; this feedrate reads {', '.join(known)}",
-            hint="update feedrate: pip install --upgrade feedrate",
-        )
-    return str(name)
-
-
-def plain_name(name: object) -> str:
-    """Refuse a name that could reach outside the pack's folder: a manifest may come from a stranger."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", name):
-        raise ValueError(f"{name!r} is not a plain file name")
-    return name
-
-
-def _folder(text: object) -> str:
-    """Return a relative folder as it stands in pack.json: '', 'a/b', '../a'."""
-    if not isinstance(text, str) or "\0" in text or len(text) > 4096:
-        raise ValueError(f"{text!r} is not a folder")
-    parts = text.split("/")
-    while parts[:1] == [".."]:
-        parts = parts[1:]
-    if text and parts and not all(part not in ("", ".", "..") for part in parts):
-        raise ValueError(f"{text!r} is not a relative folder")
-    return text
-
-
-def find_address_problem(address: str) -> str | None:
-    """Return why an address must not stand in pack.json, in words that repeat no secret; None: it may."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        return "is not of the form SCHEME://PLACE/FOLDER"
-    _, _, port = match["where"].partition("/")[0].partition(":")
-    if ":" in (match["who"] or "") or not (port.isdecimal() or not port):
-        return "has a password in it"
-    if "?" in match["where"] or "#" in match["where"]:
-        return "has a query behind '?', as signed addresses have"
-    if any(part in (".", "..") for part in match["where"].split("/")):
-        return "has '..' in it"
-    return None
-
-
-def _any_folder(text: object) -> str:
-    """Files that were there before may be behind an address."""
-    if isinstance(text, str) and "://" in text:
-        problem = find_address_problem(text)
-        if problem is not None:
-            raise ValueError(f"an address that {problem}")
-        return text
-    return _folder(text)
-
-
-def _prefix(text: object) -> str:
-    if not isinstance(text, str):
-        raise ValueError(f"{text!r} is not a prefix of keys")  # noqa: TRY004 - damage, like the others
-    return "/".join(plain_name(part) for part in text.split("/")) if text else ""
-
-
-def _any_name(name: object) -> str:
-    """Files that were there before may be called anything; it is the folder that leads to them."""
-    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is not the name of a file")
-    return name
-
-
-def _count(value: object, limit: int = 2**48) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
-def _crc(text: object) -> int:
-    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{8}", text):
-        raise ValueError(f"{text!r} is not a checksum")
-    return int(text, 16)
-
-
-def _load_columns(document: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {str(name): tuple(_count(place) for place in places) for name, places in document.items()}
-
-
-def _file_keys(check_name: Callable[[Any], str], check_folder: Callable[[Any], str]) -> list[_Key]:
-    return [
-        _Key("folder", "folder", check_folder, ""),
-        _Key("name", "name", check_name),
-        _Key("bytes", "size_bytes", _count),
-        _Key("crc32c", "crc32c", _crc, dump="{:08x}".format),
-    ]
-
-
-_COLUMNS = _Key(
-    "columns", "columns", _load_columns, dump=lambda columns: {n: list(at) for n, at in columns.items()}
-)
-_INDEX = [
-    *_file_keys(plain_name, _folder),
-    _Key("entries", "entries", lambda value: find_entries({"entries": value}), AUTO),
-    _COLUMNS,
-]
-_PART = [
-    *_file_keys(plain_name, _folder),
-    _Key("first", "first", _count),
-    _Key("samples", "samples", _count),
-    _Key("fields", "fields", lambda names: tuple(str(name) for name in names), dump=list),
-    _COLUMNS,
-]
-_SHARD = [
-    _Key("samples", "samples", _count),
-    _Key("prefix", "prefix", _prefix, ""),
-    _Key("first_number", "first_number", _count, 0),
-    _Key("container", "container", _container, "tar"),
-    _Key("mtime_ns", "mtime_ns", lambda value: _count(value, 2**63), 0),
-    _Key("identity", "identity", _crc, 0, "{:08x}".format),
-]
-
-
-def _shard_keys(container: str) -> list[_Key]:
-    check_name = _any_name if container in containers.IN_PLACE else plain_name
-    return [*_file_keys(check_name, _any_folder if container == containers.RANGES else _folder), *_SHARD]

@@ -318,7 +318,7 @@ class Loader:
             is_stopping=stopping.is_set,
         )  # fmt: skip
         ahead = self._look_ahead(
-            len(shares), lambda step: subset.positions(order.indices(shares.slots(step))), epoch
+            len(shares), lambda step: subset.positions(order.indices(shares.slots(step)))
         )
 
         def interrupt() -> None:
@@ -385,7 +385,7 @@ class Loader:
             pool.set_limit(controller.threads)
         return feed
 
-    def _look_ahead(self, steps: int, positions_of: Callable[[int], I64], epoch: int) -> Ahead | None:
+    def _look_ahead(self, steps: int, positions_of: Callable[[int], I64]) -> Ahead | None:
         """Begin to fetch what the coming batches need; None: the pack is read where it is."""
         pack = self._resources.pack
         if not isinstance(pack, RemotePack):
@@ -399,7 +399,6 @@ class Loader:
         ahead = Ahead(
             pack, steps, positions_of,
             list(dict.fromkeys(w.field.name for w in self._wanted if w.field is not None)),
-            follows_flow=self._order.kind == orders.Staged.kind and epoch == 0,
             is_kept=is_kept if keepers else None,
         )  # fmt: skip
         ahead.start()

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 from urllib.parse import quote
 
+from feedrate import documents
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.figures import ASSUMED, STORED, Figure
 from feedrate.files.atomic import atomic_write
@@ -87,43 +86,6 @@ def find_store(numbers: MachineNumbers, path: str | os.PathLike[str]) -> StoreSp
     return found if found is not None and found.kind == storage.kind else None
 
 
-def load_fields(kind: Any, value: Any) -> Any:
-    """Return a value of JSON as what it is declared to be: a dataclass, its fields, a figure.
-
-    Raises:
-        ValueError, TypeError: it is something else.
-    """
-    inner = get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        given, hints = _check(value, Mapping), get_type_hints(kind)
-        missing = [f.name for f in fields(kind) if f.name not in given and f.default is MISSING]
-        if missing:
-            raise ValueError(f"{kind.__name__} has no {missing[0]}")
-        made = kind(**{
-            f.name: load_fields(hints[f.name], given[f.name]) for f in fields(kind) if f.name in given
-        })  # fmt: skip
-        if isinstance(made, Figure) and not 0 <= made.low <= made.value <= made.high:
-            raise ValueError(f"{made} is no figure")
-        return made
-    if get_origin(kind) is tuple:
-        return tuple(load_fields(inner[0], one) for one in _check(value, list))
-    if get_origin(kind) is Mapping:
-        return {str(name): load_fields(inner[1], one) for name, one in _check(value, Mapping).items()}
-    if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else load_fields(inner[0], value)
-    if kind is float and type(value) is int and abs(value) < 1 << 1000:  # more is no float
-        value = float(value)
-    if type(value) is not kind or (kind is float and not math.isfinite(value)):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
-    return value
-
-
-def _check(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value
-
-
 def _find_file(node: str) -> Path:
     # '.' and '..' are names of nodes only in a bad joke; quote() leaves them as they are.
     return find_state_folder() / "machines" / f"node-{quote(node, safe='')}.json"
@@ -135,9 +97,11 @@ def _read(path: Path) -> MachineNumbers:
         if why := find_distrust(os.fstat(descriptor), ROOT) or find_distrust(os.stat(path.parent), ROOT):
             raise StorageError(f"it {why}")
         document = json.loads(file.read(_MOST_BYTES))
-    if _check(document, Mapping).get("version") != _VERSION:
+    if not isinstance(document, dict):
+        raise TypeError(f"{document!r} is no document")
+    if document.get("version") != _VERSION:
         raise StorageError("another version of feedrate wrote it")
-    numbers: MachineNumbers = load_fields(MachineNumbers, document)
+    numbers = documents.load(MachineNumbers, document)
     date.fromisoformat(numbers.date)
     marked: MachineNumbers = _mark(numbers, numbers.date)
     return marked

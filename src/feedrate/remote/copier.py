@@ -5,7 +5,7 @@ Blocks are asked for ahead and appended in order, so a file that is on its way i
 whole: an interrupted one goes on where it ends, and its beginning can be read meanwhile. When the last block
 of a file is there, its checksum is compared and the file is handed over. Who reads the blocks, and what
 becomes of whole files, is the caller's business: `fetch` below brings a part of one file, remote/transfer is
-`feedrate stage`, scratch/live copies a pack while it is read.
+`feedrate stage`, also while the pack is read.
 """
 
 from __future__ import annotations

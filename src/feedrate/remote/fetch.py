@@ -15,9 +15,9 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.files.atomic import write_all
@@ -206,16 +206,6 @@ class FetchedPlace(Place):
         return self._source.address(file)
 
 
-class Supply(Protocol):
-    """Where bytes come from."""
-
-    def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Return what to ask for; together these cover the (sorted) pieces."""
-        ...
-
-    def read(self, request: Piece) -> Future[bytes]: ...
-
-
 class FetchedBytes:
     """Pieces one behind the other in memory that has a path. Not where the system lacks it: then on disk."""
 
@@ -268,9 +258,17 @@ def or_nothing(future: Future[bytes]) -> Future[bytes]:
 
 
 class PendingFetch:
-    """The pieces that several batches need (one list each), on their way."""
+    """The pieces that several batches need (one list each), on their way.
 
-    def __init__(self, supply: Supply, wants: Sequence[Sequence[Piece]]) -> None:
+    `read`: asks for a range of a file. `gather`: says which ranges cover pieces.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Piece], Future[bytes]],
+        wants: Sequence[Sequence[Piece]],
+        gather: Callable[[list[Piece]], list[Piece]] = coalesce,
+    ) -> None:
         users: dict[Piece, set[int]] = {}
         for batch, pieces in enumerate(wants):
             for piece in pieces:
@@ -281,7 +279,7 @@ class PendingFetch:
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
-        requests = supply.requests([piece for piece in self._pieces if piece.length])
+        requests = gather([piece for piece in self._pieces if piece.length])
         inside = [self._pieces_in(request) for request in requests]
         batches = [set().union(*(users[p] for p in pieces)) for pieces in inside]
         self._left = [0] * len(wants)  # requests that each batch still waits for
@@ -290,7 +288,7 @@ class PendingFetch:
                 self._left[batch] += 1
         # What the first batch needs is asked for first.
         for i in sorted(range(len(requests)), key=lambda i: min(batches[i], default=0)):
-            self._ask(supply, requests[i], inside[i], batches[i])
+            self._ask(read, requests[i], inside[i], batches[i])
 
     def _pieces_in(self, request: Piece) -> list[Piece]:
         found = []
@@ -305,7 +303,13 @@ class PendingFetch:
             at -= 1
         return found
 
-    def _ask(self, supply: Supply, request: Piece, inside: list[Piece], batches: set[int]) -> None:
+    def _ask(
+        self,
+        read: Callable[[Piece], Future[bytes]],
+        request: Piece,
+        inside: list[Piece],
+        batches: set[int],
+    ) -> None:
         def arrived(future: Future[bytes]) -> None:
             error: BaseException | None = None
             try:
@@ -323,7 +327,7 @@ class PendingFetch:
                         self._errors.setdefault(batch, error)
                 self._changed.notify_all()
 
-        supply.read(request).add_done_callback(arrived)
+        read(request).add_done_callback(arrived)
 
     def wait(self, batch: int = 0) -> None:
         """Wait for the pieces of a batch; raises why one of them does not come."""

@@ -36,9 +36,17 @@ from feedrate.format.manifest import (
 )
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.remote import fetch, sources, trust
+from feedrate.remote import sources, trust
 from feedrate.remote.addresses import Place, is_address, is_url
-from feedrate.remote.fetch import FetchedBytes, PendingFetch, Piece, RangeReader
+from feedrate.remote.fetch import (
+    IN_FLIGHT,
+    FetchedBytes,
+    PendingFetch,
+    Piece,
+    RangeReader,
+    fetch_manifest,
+    or_nothing,
+)
 from feedrate.remote.index_files import IndexFolder, origin
 from feedrate.remote.results import FetchStats
 from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
@@ -86,13 +94,6 @@ class DamagedSamples:
 IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
 
 
-class CopySupply(fetch.Supply, Protocol):
-    """Bytes from a copy that fills, for one fetch."""
-
-    def is_needed(self, piece: Piece) -> bool:
-        """Return whether a piece must be fetched: files that are whole are read where they are."""
-
-
 class FillingCopy(Protocol):
     """The pack's copy on this machine, which fills while the pack is read: `scratch.live.LiveCopy`."""
 
@@ -104,8 +105,6 @@ class FillingCopy(Protocol):
 
     @property
     def landed_bytes(self) -> int: ...
-
-    def supply(self, *, may_wait: bool, spoilt: frozenset[Piece]) -> CopySupply: ...
 
     def let_flow(self) -> None: ...
 
@@ -123,26 +122,10 @@ class BatchBytes:
     rows: Rows
     statuses: I32
     pieces: list[Piece]
-    spoilt: frozenset[Piece] = frozenset()  # those of which scratch has something else
 
     @property
     def size_bytes(self) -> int:
         return sum(piece.length for piece in self.pieces)
-
-
-class _Direct:
-    """Supply straight from the source. `shards`: the files that hold more than one sample."""
-
-    def __init__(self, reader: RangeReader) -> None:
-        self._reader = reader
-        self.shards: frozenset[bytes] = frozenset()
-
-    def read(self, request: Piece) -> Future[bytes]:
-        future = self._reader.read(request)
-        return future if request.file in self.shards else fetch.or_nothing(future)
-
-    def requests(self, pieces: Sequence[Piece]) -> list[Piece]:
-        return fetch.coalesce(pieces)
 
 
 class FetchedFiles(kernel.Files):
@@ -165,7 +148,7 @@ class RemotePack(Pack):
         source: str,
         open_copy: OpenCopy | None = None,
         patience: RetryPolicy | None = None,
-        in_flight: int = fetch.IN_FLIGHT,
+        in_flight: int = IN_FLIGHT,
         allow_addresses: tuple[str, ...] = (),
     ) -> None:
         self.source = source
@@ -178,7 +161,6 @@ class RemotePack(Pack):
         self._asked_again: set[tuple[int, int]] = set()
         self._fetched: tuple[BatchBytes, FetchedFiles] | None = None  # see `holding`
         self.reader = sources.MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
-        self._direct = _Direct(self.reader)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
@@ -200,7 +182,7 @@ class RemotePack(Pack):
             self._finalizer()
             raise
         self._origins = [origin(shard) for shard in manifest.shards]
-        self._direct.shards = frozenset(self._origins)
+        self._shared = frozenset(self._origins)  # files that hold more than one sample
         # A value that is a file of its own is as long as its file, whatever that is.
         sizes = [2**48 if shard.container == FILES else shard.size_bytes for shard in manifest.shards]
         self._shard_bytes = np.array(sizes, np.int64)
@@ -211,7 +193,7 @@ class RemotePack(Pack):
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
         attempts = Retry(self.reader.trouble, address, OPENING)
         try:
-            return attempts.run(lambda: fetch.fetch_manifest(Place(self.source)))[1]
+            return attempts.run(lambda: fetch_manifest(Place(self.source)))[1]
         except NotFound:
             raise NotFound(
                 f"no pack at {self.source}: it has no {FILE_NAME}",
@@ -330,7 +312,6 @@ class RemotePack(Pack):
         rows, statuses = self.rows(positions, fields)
         good = positions[statuses == 0]
         pieces: list[Piece] = []
-        spoilt: set[Piece] = set()
         for field in fields:
             found = self.manifest.field(field)
             if found is not None and found.kind is not Kind.NUMBER:
@@ -338,12 +319,8 @@ class RemotePack(Pack):
                 far = self._is_far(values, good) & self._is_possible(values, good)
                 if is_kept is not None:
                     far &= ~is_kept(field, good)
-                found_pieces = self._pieces(field, values, good, far)
-                pieces += found_pieces
-                if self.copy is not None:
-                    has_landed = self.copy.landed()[self.locate(good[far])[0]].tolist()
-                    spoilt |= {p for p, has in zip(found_pieces, has_landed, strict=True) if has}
-        return BatchBytes(positions, rows, statuses, pieces, frozenset(spoilt))
+                pieces += self._pieces(field, values, good, far)
+        return BatchBytes(positions, rows, statuses, pieces)
 
     def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
         """Return which values must come from the source."""
@@ -384,14 +361,13 @@ class RemotePack(Pack):
         offsets, lengths = values.offset[at].tolist(), values.length[at].tolist()
         return [Piece(*one) for one in zip(names, offsets, lengths, strict=True)]
 
-    def fetch(self, batches: Sequence[BatchBytes], *, may_wait: bool = False) -> PendingFetch:
-        """Ask for what batches need. `may_wait`: for what is about to be on scratch."""
-        if self.copy is None:
-            return PendingFetch(self._direct, [batch.pieces for batch in batches])
-        spoilt = frozenset().union(*(batch.spoilt for batch in batches))
-        supply = self.copy.supply(may_wait=may_wait, spoilt=spoilt)
-        # Some files may have become whole since these batches were looked up.
-        return PendingFetch(supply, [[p for p in batch.pieces if supply.is_needed(p)] for batch in batches])
+    def fetch(self, wants: Sequence[Sequence[Piece]]) -> PendingFetch:
+        """Ask for the pieces that batches need, a list each."""
+        return PendingFetch(self._read, wants)
+
+    def _read(self, request: Piece) -> Future[bytes]:
+        future = self.reader.read(request)
+        return future if request.file in self._shared else or_nothing(future)
 
     @contextlib.contextmanager
     def holding(self, batch: BatchBytes, files: FetchedFiles) -> Iterator[RemotePack]:
@@ -421,7 +397,7 @@ class RemotePack(Pack):
         files = None if self._fetched is None else self._fetched[1]
         if files is None or not all(piece in files.fetched.places for piece in pieces):
             # Nothing was fetched ahead, or a copy on scratch was found damaged since.
-            pending = PendingFetch(self._direct, [pieces])
+            pending = self.fetch([pieces])
             pending.wait()
             files = FetchedFiles(self, pending.fetched)
         file, offset = values.file.copy(), values.offset.copy()

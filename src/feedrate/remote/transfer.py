@@ -16,14 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 
 from feedrate import kernel
 from feedrate.errors import SourceError, StorageError
 from feedrate.files.atomic import write_all
 from feedrate.remote import connections
 from feedrate.remote.addresses import Changed, Place, WholeFile, explain, is_url
-from feedrate.remote.copier import BLOCK_BYTES, Asked, Copier, Incoming, Part
+from feedrate.remote.copier import BLOCK_BYTES, Asked, Copier, Incoming, Part, Read
 from feedrate.remote.retry import Outage, Retry, RetryPolicy
 from feedrate.units import format_seconds, shell_quote
 
@@ -184,6 +183,8 @@ class Transfer:
         count: told of bytes that have arrived.
         stop: when set, `carry` raises `Stopped` soon.
         wait: how to wait between tries; returns True when it should stop.
+        read: asks for a range of a file that is not known; None: threads do, `streams` at a time.
+        refuse: told of a file that changed, or has another checksum, and why; None: that is raised.
     """
 
     streams: int = STREAMS
@@ -193,6 +194,8 @@ class Transfer:
     stop: threading.Event = field(default_factory=threading.Event)
     wait: Callable[[float], bool] | None = None
     block_bytes: int = BLOCK_BYTES
+    read: Read | None = None
+    refuse: Callable[[Incoming, Exception], None] | None = None
 
     def carry(self, files: Iterable[Incoming], open_part: OpenPart, arrived: Arrived) -> None:
         """Bring files one behind the other.
@@ -208,10 +211,18 @@ class Transfer:
         spoilt = _Carrying(self, open_part, arrived).run(files)
         for file in _Carrying(self, open_part, arrived).run(spoilt):
             command = f"feedrate verify {shell_quote(file.place.root)}"
-            raise StorageError(
-                f"{file.address} does not have the checksum that its pack.json says",
-                hint=f"it was read twice; is the pack damaged? {command}",
+            self.give_up(
+                file,
+                StorageError(
+                    f"{file.address} does not have the checksum that its pack.json says",
+                    hint=f"it was read twice; is the pack damaged? {command}",
+                ),
             )
+
+    def give_up(self, file: Incoming, error: Exception) -> None:
+        if self.refuse is None:
+            raise error
+        self.refuse(file, error)
 
     @property
     def block_size(self) -> int:
@@ -222,7 +233,7 @@ class Transfer:
 
     def is_small(self, size_bytes: int) -> bool:
         """Return whether a file of this size is brought whole: of a part of it, nothing is kept."""
-        return size_bytes <= min(SMALL_BYTES, self.block_size)
+        return self.read is None and size_bytes <= min(SMALL_BYTES, self.block_size)
 
 
 class _Carrying:
@@ -237,10 +248,14 @@ class _Carrying:
         self._spoilt: list[Incoming] = []
         # Half as many again as there are threads: one slow answer should not stop the others.
         self._copier = Copier(
-            lambda *asked: self._pool.submit(self._fetcher.fetch, *asked),
-            how.streams + how.streams // 2 + 1,
+            self._read, how.streams + how.streams // 2 + 1,
             finish=self._hand_over, refuse=self._refuse, count=how.count, block_bytes=how.block_size,
         )  # fmt: skip
+
+    def _read(self, file: Incoming, offset: int, length: int) -> Future[bytes]:
+        if self._how.read is None or file.known is not None:
+            return self._pool.submit(self._fetcher.fetch, file, offset, length)
+        return self._how.read(file, offset, length)
 
     def run(self, files: Iterable[Incoming]) -> list[Incoming]:
         """Return the files whose checksum was not right; of them nothing is left."""
@@ -281,8 +296,9 @@ class _Carrying:
 
     def _refuse(self, file: Incoming, error: Changed | None) -> None:
         if error is not None:
-            raise error
-        self._spoilt.append(file)
+            self._how.give_up(file, error)
+        else:
+            self._spoilt.append(file)
 
     def _bring_small(self, files: Iterable[Incoming]) -> list[Incoming]:
         """Bring files whole, but for those that are there whole; return those with another checksum."""
@@ -321,6 +337,9 @@ class _Carrying:
         return spoilt
 
     def _hand_over(self, part: Part) -> None:
+        if self._how.read is not None:  # who reads for us need not be waited for when the process ends
+            self._finish(part.file, part.release(), part.crc32c)
+            return
         self._handed.append(self._finishers.submit(self._finish, part.file, part.release(), part.crc32c))
         while len(self._handed) > 4 * self._how.streams or (self._handed and self._handed[0].done()):
             self._handed.popleft().result()
@@ -335,7 +354,11 @@ class _Carrying:
 
     def _check_unchanged(self, file: Incoming, fd: int, crc32c: int) -> None:
         try:
-            file.check_unchanged(crc32c, partial(self._fetcher.fetch, file))
+            # Not by a task: small files are looked at in one, and it could wait for itself.
+            fetch, read = self._fetcher.fetch, self._how.read
+            file.check_unchanged(
+                crc32c, lambda *at: fetch(file, *at) if read is None else read(file, *at).result()
+            )
         except Changed:
             os.ftruncate(fd, 0)
             raise

@@ -89,7 +89,8 @@ def draw_entries(result: EntriesResult, width: int | None = None) -> str:
 
 def draw_append(result: AppendResult, width: int | None = None) -> str:
     total = format_count(result.samples, "sample")
-    skipped = f"{format_count(result.skipped, 'file')} the pack has already" if result.skipped else ""
+    what = "sample" if result.refers else "file"
+    skipped = f"{format_count(result.skipped, what)} the pack has already" if result.skipped else ""
     if not result.added:
         rejected = rejection_lines("rejected", result.rejected)
         return lay_out([f"nothing new in {result.source}: {skipped}", *rejected], width)

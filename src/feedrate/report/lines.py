@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines and rows of tables as text: aligned by what a terminal shows, wrapped between words at its edge.
 
-Also the lines that several reports share: tables of names and values, counts, rejected samples.
+The one layout of text in `report`; a path or a command in it is never cut, so that it can be copied. Also
+the lines that several reports share: tables of names and values, counts, rejected samples.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import TextIO
 
 from feedrate.progress import Rejection
@@ -23,10 +24,23 @@ _GAP = "  "
 _NARROWEST = 40  # columns: a table in fewer is not read
 _FEW = 5  # of names or reasons in one list
 _LEAST_ROOM = 24  # cells for the last column of a table; with fewer it moves to lines of its own
+_LEAST_NAME = 12  # cells for the names beside numbers; with fewer they stand on lines of their own
 
 
 class Command(str):
     """A line to be copied and typed: never wrapped by us, so that it is copied as one line."""
+
+    __slots__ = ()
+
+
+class Number(str):
+    """A cell, or the head of its column, that ends at the column's right edge."""
+
+    __slots__ = ()
+
+
+class Chosen(str):
+    """The first cell of a row that has a sign in front of it."""
 
     __slots__ = ()
 
@@ -111,15 +125,26 @@ def wrap(text: str, width: int, first: str = "", rest: str = "", *, cuts: bool =
     return [one.rstrip() for one in (*lines, line)]
 
 
+def measure_names(rows: Sequence[tuple[str, ...]], width: int) -> int:
+    """Return how many cells the columns of numbers leave to the names in front of them."""
+    columns = [*zip_longest(*rows, fillvalue="")][1:]
+    return width - len(_INDENT) - sum(len(_GAP) + max(map(count_cells, column)) for column in columns)
+
+
 def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
     columns = range(max(map(len, rows)))
     # The last cell of a row has nothing beside it: it is as wide as it likes, and wrapped.
-    padded = [sorted([0, *(count_cells(row[i]) for row in rows if len(row) > i + 1)]) for i in columns]
+    padded = [sorted([0, *(count_cells(row[i]) for row in rows if _is_padded(row, i))]) for i in columns]
     ends = [max((count_cells(row[i]) for row in rows if len(row) == i + 1), default=0) for i in columns]
     cells, starts = [sizes[-1] for sizes in padded], set[int]()
     if width is not None:
         least = [min(end, _LEAST_ROOM) for end in ends]
         starts = _break_columns(cells, least, width)
+        is_of_numbers = all(isinstance(cell, Number) for row in rows for cell in row[1:-1])
+        room = measure_names(rows, width)
+        if starts and len(cells) > 2 and is_of_numbers and room >= len(_INDENT):
+            cells[0] = room if room >= _LEAST_NAME else len(_INDENT)
+            return [line for row in rows for line in _lay_named_numbers(row, cells, width)]
         usual, left_out = list(cells), [0] * len(cells)
         while starts:
             # A few cells far wider than the others stand on lines of their own, the rest side by side.
@@ -131,6 +156,25 @@ def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
             if not _break_columns(usual, least, width):
                 cells, starts = usual, set()
     return [line for row in rows for line in _lay_row(row, cells, starts, width)]
+
+
+def _is_padded(row: tuple[str, ...], i: int) -> bool:
+    return i < len(row) - 1 or (i == len(row) - 1 and isinstance(row[i], Number))
+
+
+def _front(row: tuple[str, ...]) -> str:
+    return "> " if isinstance(row[0], Chosen) else _INDENT
+
+
+def _lay_named_numbers(row: tuple[str, ...], cells: Sequence[int], width: int) -> list[str]:
+    """Return a name, wrapped between words, with the numbers beside its first line, or below its last."""
+    name, *numbers = row
+    if cells[0] == len(_INDENT):
+        above = wrap(name, width, _front(row), 2 * _INDENT)
+        return [*above, *_lay_row(("", *numbers), cells, set(), width)]
+    first, *more = wrap(name, cells[0], "", _INDENT)
+    lines = _lay_row((type(name)(first), *numbers), cells, set(), width)
+    return [*lines, *(_INDENT + line for line in more)]
 
 
 def _break_columns(cells: Sequence[int], least: Sequence[int], width: int) -> set[int]:
@@ -147,18 +191,23 @@ def _break_columns(cells: Sequence[int], least: Sequence[int], width: int) -> se
 
 def _lay_row(row: tuple[str, ...], cells: Sequence[int], starts: set[int], width: int | None) -> list[str]:
     lines: list[str] = []
-    front = _INDENT
+    front = _front(row)
     for i, cell in enumerate(row):
         if i in starts:
             lines += [front.rstrip()] if front.strip() else []
             front = 2 * _INDENT
         rest = " " * count_cells(front)
-        if i < len(row) - 1 and count_cells(cell) <= cells[i]:
-            front += pad(cell, cells[i]) + _GAP
+        if _is_padded(row, i) and count_cells(cell) <= cells[i]:
+            front += (
+                " " * (cells[i] - count_cells(cell)) + cell
+                if isinstance(cell, Number)
+                else pad(cell, cells[i])
+            )
+            front += _GAP
         else:
             lines += [(front + cell).rstrip()] if width is None else wrap(cell, width, front, rest)
             front = rest + " " * cells[i] + _GAP
-    return lines
+    return [*lines, front.rstrip()] if front.strip() else lines
 
 
 def table_lines(rows: Iterable[tuple[str, ...]]) -> list[Line]:

@@ -12,7 +12,7 @@ from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.plan.results import Node, Plan, Survey, Way
 from feedrate.report.figures import TIE, list_marks, mark, say_figure, short_time
-from feedrate.report.lines import Command, Line, count_cells, lay_out, wrap
+from feedrate.report.lines import Chosen, Command, Line, Number, count_cells, lay_out, measure_names
 from feedrate.units import (
     format_bytes,
     format_count,
@@ -22,9 +22,7 @@ from feedrate.units import (
     is_number,
 )
 
-_INDENT, _GAP = 2, 2
 _USUAL_NAME = 24  # cells: a table with less room for its names leaves columns out
-_LEAST_NAME = 12  # with less, names stand on lines of their own
 
 # A column: its head, in two lines, and what it says of a way.
 Column = tuple[tuple[str, str], Callable[[Way], str]]
@@ -205,61 +203,21 @@ def _short_hours(way: Way, plan: Plan) -> str:
 
 def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
     ways = [one for one in plan.ways if one.fits]
-    names = [one.name for one in ways]
+    names = [Chosen(one.name) if one.code == plan.recommended else one.name for one in ways]
+    longest = max(map(count_cells, names), default=0)
     for is_full, has_spread in ((True, True), (True, False), (False, True), (False, False)):
         columns = list_columns(plan, is_full=is_full, has_spread=has_spread)
-        table: list[Sequence[Any]] = [[head for head, _ in columns]]
-        table += [[say(way) for _, say in columns] for way in ways]
-        if width is None or _room(table, width) >= min(_USUAL_NAME, max(map(count_cells, names), default=0)):
+        table: list[tuple[str, ...]] = [
+            (name, *(Number(head[line]) for head, _ in columns[:-1]), columns[-1][0][line])
+            for line, name in enumerate(("", "way"))
+        ]
+        table += [
+            (name, *(Number(say(way)) for _, say in columns[:-1]), columns[-1][1](way))
+            for name, way in zip(names, ways, strict=True)
+        ]
+        if width is None or measure_names(table, width) >= min(_USUAL_NAME, longest):
             break
-    marked = [one.code == plan.recommended for one in ways]
-    return _lay_table(("way", *names), table, marked, width)
-
-
-def _sizes(table: Sequence[Sequence[Any]]) -> list[int]:
-    heads, *rows = table
-    return [
-        max(*map(count_cells, head), *(count_cells(row[i]) for row in rows), 0)
-        for i, head in enumerate(heads)
-    ]
-
-
-def _room(table: Sequence[Sequence[Any]], width: int) -> int:
-    return width - _INDENT - sum(size + _GAP for size in _sizes(table))
-
-
-def _lay_table(
-    names: Sequence[str], table: Sequence[Sequence[Any]], marked: Sequence[bool], width: int | None
-) -> list[Line]:
-    """Return names, wrapped between words, with numbers beside them, at their columns' right edge.
-
-    The first of the names and of the rows of the table are heads; the last column is of words.
-    """
-    heads, *rows = table
-    sizes, longest = _sizes(table), max(map(count_cells, names))
-    room = longest if width is None else min(longest, _room(table, width))
-    is_apart = room < min(_LEAST_NAME, longest)
-    if is_apart:
-        room = _INDENT
-    lines = [_lay_row("", [head[0] for head in heads], sizes, room)] if any(head[0] for head in heads) else []
-    lines.append(_lay_row("" if is_apart else names[0], [head[1] for head in heads], sizes, room))
-    for name, row, is_marked in zip(names[1:], rows, marked, strict=True):
-        sign = "> " if is_marked else "  "
-        if is_apart:
-            lines += [*wrap(name, width or 80, sign, "    "), _lay_row("", row, sizes, room)]
-            continue
-        first, *more = wrap(name, room, "", "  ")
-        lines += [_lay_row(first, row, sizes, room, sign), *(f"  {line}" for line in more)]
-    return [Command(line) for line in lines]  # already as wide as it may be
-
-
-def _lay_row(name: str, cells: Sequence[str], sizes: Sequence[int], room: int, sign: str = "  ") -> str:
-    *numbers, last = (
-        " " * (size - count_cells(cell)) + cell if i < len(sizes) - 1 else cell
-        for i, (cell, size) in enumerate(zip(cells, sizes, strict=True))
-    )
-    name += " " * (room - count_cells(name))
-    return (sign + (" " * _GAP).join((name, *numbers, last))).rstrip()
+    return [*table]
 
 
 def _list_figures(value: Any) -> Iterator[Figure]:

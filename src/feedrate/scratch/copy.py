@@ -26,7 +26,7 @@ import os
 import shutil
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError
@@ -323,22 +323,6 @@ class Copy:
         sync_files([self.part(name) for name in names])
         for name in names:
             self._rename(name)
-
-    @contextlib.contextmanager
-    def filling(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file's part, to be filled; it lands if the block ends well."""
-        os.close(self.open_part(name))
-        yield self.part(name)
-        fd = os.open(self.part(name), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            size_bytes = os.fstat(fd).st_size
-            if size_bytes != self.files[name].size_bytes:
-                raise StorageError(
-                    f"{name} should have {self.files[name].size_bytes:,} bytes, and has {size_bytes:,}"
-                )
-            self.land(name, fd)
-        finally:
-            os.close(fd)
 
     def take_gate(self) -> Lock:
         """Hold the gate: no lease is added and the copy is not deleted meanwhile. Hold it shortly.

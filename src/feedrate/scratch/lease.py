@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from feedrate import documents
 from feedrate.files.atomic import explain_write_error, writing
 from feedrate.files.lock import LOOK, is_locked, lock_fd
 from feedrate.scratch.marker import describe_maker
@@ -117,15 +118,7 @@ def read_holder(path: Path) -> LeaseInfo:
     try:
         fd = os.open(path, LOOK)
         with open(fd, "rb") as file:
-            about = json.loads(file.read(_LARGEST_BYTES))
-        return LeaseInfo(
-            pid=int(about["pid"]),
-            user=str(about["user"]),
-            node=str(about["node"]),
-            job=str(about["job"]),
-            command=str(about["command"]),
-            since=float(about["since"]),
-        )
+            return documents.load(LeaseInfo, json.loads(file.read(_LARGEST_BYTES)))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         pid = path.name.split("-")[0]
         return LeaseInfo(int(pid) if pid.isdigit() else 0, "", "", "", "", 0.0)

@@ -17,9 +17,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
+from feedrate import documents
 from feedrate.cache.persistent import NAMES, is_leaving, last_used, list_places, measure
 from feedrate.cache.table import ROW
 from feedrate.errors import StorageError
@@ -170,18 +170,7 @@ def _entry(node: str, folder: str, registry: Path | None) -> Path:
 def _read_entry(path: Path) -> StagedCopy | None:
     try:
         with open(path, "rb") as file:
-            document: Any = json.loads(file.read(_LARGEST_BYTES))
-        keep_s = document["keep_s"]
-        return StagedCopy(
-            node=str(document["node"]),
-            scratch=str(document["scratch"]),
-            folder=str(document["folder"]),
-            path=str(document["path"]),
-            source=str(document["source"]),
-            size_bytes=int(document["size_bytes"]),
-            created=float(document["created"]),
-            keep_s=None if keep_s is None else float(keep_s),
-        )
+            return documents.load(StagedCopy, json.loads(file.read(_LARGEST_BYTES)))
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

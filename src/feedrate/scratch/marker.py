@@ -10,8 +10,10 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from feedrate import documents
+from feedrate.documents import Stored
 from feedrate.errors import StorageError
 from feedrate.files.permissions import user_name
 from feedrate.machine.describe import find_node
@@ -56,6 +58,51 @@ class CopiedFile:
         return self.name if self.origin is None else self.origin
 
 
+def check_name(name: object) -> str:
+    """Refuse a name that could reach out of the copy's folder, or be taken for a file on its way."""
+    parts = name.split("/") if isinstance(name, str) else []
+    if not parts or any(not part or part.startswith(".") or "\0" in part for part in parts):
+        raise ValueError(f"{name!r} is not the name of a file")
+    return str(name)
+
+
+def _digest(text: object) -> str:
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError(f"{text!r} is not a digest")
+    return text
+
+
+def _dump_file(file: CopiedFile) -> list[Any]:
+    """Return a list, not a mapping: a folder may have a million files."""
+    crc32c = None if file.crc32c is None else f"{file.crc32c:08x}"
+    whole = [file.name, file.size_bytes, crc32c, file.mtime_ns]
+    return whole if file.origin is None else [*whole, file.origin]
+
+
+def _load_file(document: Sequence[Any]) -> CopiedFile:
+    name, size_bytes, crc32c, mtime_ns, *origin = document
+    for number in (size_bytes, mtime_ns):
+        if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
+            raise ValueError(f"{number!r} is not a whole number")
+    if size_bytes < 0 or (origin and not isinstance(origin[0], str)):
+        raise ValueError(f"{document!r} is not a file")
+    return CopiedFile(
+        name=check_name(name),
+        size_bytes=size_bytes,
+        crc32c=None if crc32c is None else int(crc32c, 16),
+        mtime_ns=mtime_ns,
+        origin=origin[0] if origin else None,
+    )
+
+
+_Digest = Annotated[str, Stored(_digest)]
+_Files = Annotated[
+    tuple[CopiedFile, ...],
+    Stored(lambda files: tuple(map(_load_file, files)), dump=lambda files: [*map(_dump_file, files)]),
+]
+_Entry = Annotated[str, Stored(lambda name: check_name(name) if name else "")]
+
+
 @dataclass(frozen=True, slots=True)
 class Marker:
     """What copy.json says.
@@ -71,9 +118,9 @@ class Marker:
 
     kind: Kind
     source: str
-    digest: str
-    files: tuple[CopiedFile, ...]
-    entry: str = ""
+    digest: _Digest
+    files: _Files
+    entry: _Entry = ""
     is_public: bool = False
     keep_s: float | None = None
     created: float = 0.0
@@ -97,20 +144,9 @@ class Marker:
 
 
 def dump_marker(marker: Marker) -> bytes:
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "kind": marker.kind,
-        "source": marker.source,
-        "digest": marker.digest,
-        "entry": marker.entry,
-        "is_public": marker.is_public,
-        "keep_s": marker.keep_s,
-        "created": marker.created,
-        "made_by": dict(marker.made_by),
-        "bytes": marker.size_bytes,
-        "files": [_dump_file(file) for file in marker.files],
-    }
+    document = documents.dump(marker)
+    files = document.pop("files")
+    document = {"format": FORMAT, "version": VERSION, **document, "bytes": marker.size_bytes, "files": files}
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=True).encode()[:-1]
     return text + b',"check":"%08x"}\n' % zlib.crc32(text)
 
@@ -136,18 +172,7 @@ def load_marker(text: bytes) -> Marker:
         other.is_damaged = not is_ours
         raise other
     try:
-        keep_s = document["keep_s"]
-        return Marker(
-            kind=_kind(document["kind"]),
-            source=str(document["source"]),
-            digest=_digest(document["digest"]),
-            files=tuple(_load_file(file) for file in document["files"]),
-            entry=check_name(document["entry"]) if document["entry"] else "",
-            is_public=bool(document["is_public"]),
-            keep_s=None if keep_s is None else float(keep_s),
-            created=float(document["created"]),
-            made_by=dict(document["made_by"]),
-        )
+        return documents.load(Marker, document)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise BadMarker(f"is damaged: {type(error).__name__} {error}") from None
 
@@ -178,51 +203,6 @@ def _is_same(found: CopiedFile | None, told: CopiedFile) -> bool:
     if found is None or (found.size_bytes, found.source_name) != (told.size_bytes, told.source_name):
         return False
     return found.mtime_ns == told.mtime_ns if told.crc32c is None else found.crc32c == told.crc32c
-
-
-def check_name(name: object) -> str:
-    """Refuse a name that could reach out of the copy's folder, or be taken for a file on its way."""
-    parts = name.split("/") if isinstance(name, str) else []
-    if not parts or any(not part or part.startswith(".") or "\0" in part for part in parts):
-        raise ValueError(f"{name!r} is not the name of a file")
-    return str(name)
-
-
-def _kind(text: object) -> Kind:
-    if text == "pack":
-        return "pack"
-    if text == "files":
-        return "files"
-    raise ValueError(f"{text!r} is not a kind of copy")
-
-
-def _digest(text: object) -> str:
-    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise ValueError(f"{text!r} is not a digest")
-    return text
-
-
-def _dump_file(file: CopiedFile) -> list[Any]:
-    """Return a list, not a mapping: a folder may have a million files."""
-    crc32c = None if file.crc32c is None else f"{file.crc32c:08x}"
-    whole = [file.name, file.size_bytes, crc32c, file.mtime_ns]
-    return whole if file.origin is None else [*whole, file.origin]
-
-
-def _load_file(document: Sequence[Any]) -> CopiedFile:
-    name, size_bytes, crc32c, mtime_ns, *origin = document
-    for number in (size_bytes, mtime_ns):
-        if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
-            raise ValueError(f"{number!r} is not a whole number")
-    if size_bytes < 0 or (origin and not isinstance(origin[0], str)):
-        raise ValueError(f"{document!r} is not a file")
-    return CopiedFile(
-        name=check_name(name),
-        size_bytes=size_bytes,
-        crc32c=None if crc32c is None else int(crc32c, 16),
-        mtime_ns=mtime_ns,
-        origin=origin[0] if origin else None,
-    )
 
 
 def describe_maker() -> dict[str, Any]:

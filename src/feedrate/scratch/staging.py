@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from feedrate.errors import FeedrateError, StorageError, UsageError
@@ -31,7 +32,7 @@ from feedrate.progress import Tick
 from feedrate.remote.addresses import FileVersion, is_url
 from feedrate.remote.copier import Incoming
 from feedrate.remote.retry import Retry
-from feedrate.remote.transfer import SMALL_BYTES, RateLimit, Stopped, Told, Transfer, choose_streams
+from feedrate.remote.transfer import RateLimit, Stopped, Told, Transfer, choose_streams
 from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
 from feedrate.scratch.copy import DATA, Copy
@@ -116,16 +117,19 @@ class Staging:
     def has_landed(self, name: str) -> bool:
         return self.copy.has_landed(name)
 
-    def run(self, order: Sequence[str] = ()) -> None:
+    def run(self, order: Sequence[str] = (), how: Transfer | None = None) -> None:
         """Bring everything; the files in `order` first, in that order.
+
+        Args:
+            how: None: as the options say.
 
         Raises:
             NotFound, StorageError: the source errs, or the disk is full.
             Stopped: `stop` was called.
         """
-        self.bring(dict.fromkeys([*self.contents.small, *order, *self.copy.files]))
+        self.bring(dict.fromkeys([*self.contents.small, *order, *self.copy.files]), how)
 
-    def bring(self, names: Iterable[str]) -> None:
+    def bring(self, names: Iterable[str], how: Transfer | None = None) -> None:
         """Bring some files, or wait until another process has brought them."""
         wanted = list(names)
         while not self._stop.is_set():
@@ -142,7 +146,7 @@ class Staging:
                 raise self._gone() from None
             if writer is not None:
                 with writer:
-                    self._write(wanted)
+                    self._write(wanted, how or self._choose_transfer(wanted))
                 return
             self._look()
             if is_done and not self.options.check:
@@ -175,11 +179,15 @@ class Staging:
             return not self._thread.is_alive()
         return True
 
-    def close(self) -> None:
-        """Stop, and give the lease back; the copy stays. May be called twice."""
+    def stop(self) -> None:
+        """Let `run` end soon; what is on its way stays, to be gone on with."""
         self._stop.set()
         if self._transfer is not None:
             self._transfer.stop.set()
+
+    def close(self) -> None:
+        """Stop, and give the lease back; the copy stays. May be called twice."""
+        self.stop()
         self.wait()
         self._transfer = None  # it knows this object: nothing should keep the copy's folder open by that
         if self._lease is not None:
@@ -197,13 +205,16 @@ class Staging:
         assert lease is not None
         return lease
 
-    def _write(self, wanted: Sequence[str]) -> None:
+    def _choose_transfer(self, wanted: Sequence[str]) -> Transfer:
         limit = None if self.options.rate_limit is None else RateLimit(self.options.rate_limit)
         roots = {self.contents.locate(self.copy.files[name])[0].root for name in wanted}
         far = [root for root in roots if is_url(root)] or [self.contents.marker.source]
         streams = min(choose_streams(root, self.options.streams) for root in far)
         # Its own: a transfer that fails stops its threads by it, and this may be tried again.
-        self._transfer = transfer = Transfer(streams, limit, self._say, self._count)
+        return Transfer(streams, limit, self._say)
+
+    def _write(self, wanted: Sequence[str], transfer: Transfer) -> None:
+        self._transfer, transfer.count = transfer, self._count
         missing, unknown = [], []
         self.copy.reload()
         there = survey(self.copy)
@@ -230,7 +241,7 @@ class Staging:
         if self._stop.is_set():
             raise Stopped
         try:
-            self._bring_missing(missing)
+            self._bring_missing(missing, transfer)
             self._read_checksums(unknown)
             self._note_checksums()
         except Gone:
@@ -244,13 +255,13 @@ class Staging:
             name = (missing or unknown)[0]
             raise explain_write_error(error, self.copy.data / name, missing_bytes) from error
 
-    def _bring_missing(self, missing: Sequence[str]) -> None:
+    def _bring_missing(self, missing: Sequence[str], transfer: Transfer) -> None:
         if not missing:
             return
-        assert self._transfer is not None
         self._together, self._together_bytes = [], 0
         try:
-            self._transfer.carry(map(self._describe, missing), self.open_part, self._land)
+            land = partial(self._land, transfer)
+            transfer.carry(map(self._describe, missing), self._open_part, land)
             self._land_together(self._take_together())
             sync_folder(self.copy.data)
         except BaseException:
@@ -280,21 +291,17 @@ class Staging:
             self._crcs[name] = crc32c
         return False
 
-    def describe(self, name: str) -> Incoming:
+    def _describe(self, name: str) -> Incoming:
         """Return a file that is to be brought; one without a checksum has to be one version of it."""
         file = self.copy.files[name]
         place, source = self.contents.locate(file)
         known = self.contents.known.get(name)
         version = None
-        if file.crc32c is None and known is None:
+        # A file of this machine is looked at once more when it was read, by its time of change.
+        if file.crc32c is None and known is None and place.is_remote:
             mtime_ns = self._listed.get(name, file).mtime_ns
             version = FileVersion(place.address(source), self.contents.versions.get(name), mtime_ns)
         return Incoming(name, place, source, file.size_bytes, file.crc32c, known, file.mtime_ns, version)
-
-    def _describe(self, name: str) -> Incoming:
-        # A file of this machine is looked at once more when it was read, by its time of change.
-        file = self.describe(name)
-        return file if file.place.is_remote else dataclasses.replace(file, version=None)
 
     def _can_go_on(self, name: str) -> bool:
         """Return whether what is there of a file is a beginning of what the source has now."""
@@ -303,15 +310,15 @@ class Staging:
         is_same = now.mtime_ns == before.mtime_ns and (now.mtime_ns or name in self.contents.versions)
         return before.crc32c is not None or bool(is_same)
 
-    def open_part(self, file: Incoming) -> int:
+    def _open_part(self, file: Incoming) -> int:
         """Open the part of a file, to be continued where it ends. Only for who holds the writer's lock."""
         fd = self.copy.open_part(file.name)
         if not self._can_go_on(file.name):
             os.ftruncate(fd, 0)
         return fd
 
-    def _land(self, file: Incoming, fd: int, crc32c: int) -> None:
-        is_small = file.size_bytes <= SMALL_BYTES
+    def _land(self, transfer: Transfer, file: Incoming, fd: int, crc32c: int) -> None:
+        is_small = transfer.is_small(file.size_bytes)
         try:
             (self.copy.dress if is_small else self.copy.land)(file.name, fd)
         finally:
@@ -353,19 +360,6 @@ class Staging:
                 for file in self.copy.marker.files
             )
             self.copy.update(dataclasses.replace(self.copy.marker, files=files))
-
-    def find_unknown(self) -> list[str]:
-        """Return files that have landed, whose source tells no times, and whose checksum is not known."""
-        files = [file for file in self.copy.marker.files if file.crc32c is None and not file.mtime_ns]
-        return [file.name for file in files if self.copy.has_landed(file.name)]
-
-    def note_unknown(self, closing: threading.Event) -> None:
-        """Read those files and write down their checksums. Only for who holds the writer's lock."""
-        for name in self.find_unknown():
-            if closing.is_set():
-                break
-            self._crcs[name] = checksum_file(self.copy.data / name)
-        self._note_checksums()
 
     def _count(self, size_bytes: int) -> None:
         with self._lock:

@@ -457,7 +457,7 @@ def choose_job(user: int, gpus: Gpus, wait: Callable[[], None]) -> JobSampler:
     if not busy:
         raise NotFound(
             f"no process of {name} uses a GPU or a tenth of a core just now",
-            hint="name one: feedrate watch PID; or start one: feedrate watch -- python train.py ...",
+            hint="start one: python train.py & feedrate watch $!; or name a process: feedrate watch PID",
         )
     chosen, note = choose_training(busy, name)
     return JobSampler(chosen.pid, gpus, (note,), tuple(job for job in busy if job is not chosen))

@@ -45,7 +45,7 @@ _PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 # By the libraries that a process has mapped; where these may not be read, by a word of its command line.
 _LIBRARIES = (
     ("TensorFlow", b"libtensorflow"), ("PyTorch", b"libtorch_cpu"), ("PyTorch", b"libtorch_python"),
-    ("JAX", b"/jaxlib/"), ("DALI", b"libdali"), ("feedrate.Loader", b"/feedrate/_native"),
+    ("JAX", b"/jaxlib/"), ("feedrate.Loader", b"/feedrate/_native"),
 )  # fmt: skip
 _SCHEDULED = ("SLURM_JOB_ID", "PBS_JOBID")  # what names the job that a process belongs to
 _MOST_LISTED, _LONGEST = 8, 60
@@ -70,7 +70,7 @@ def find_target(text: str) -> tuple[int, tuple[str, ...]]:
         NotFound: there is no such process.
     """
     if not text.isdecimal() or int(text) == 0:
-        hint = "feedrate watch 4242, or to start a command: feedrate watch -- python train.py ..."
+        hint = "feedrate watch 4242; 'feedrate watch --user NAME' lists a user's jobs"
         raise UsageError(f"'{text}' is not a process number", hint=hint)
     stat = read_stat(int(text)) if len(text) < 10 else None
     if stat is None:

@@ -61,7 +61,6 @@ def test_each_next_is_a_wait_with_its_samples_and_its_number(trained: Run) -> No
     waits = [w for w in trained.main.of(layout.WAIT) if trained.main.name(w["name"]) == "loader-0"]
     epoch = [(4, 0), (4, 1), (4, 2), (4, 3), (4, 4), (2, 5), (-1, 6)]
     assert [(int(w["a"]), int(w["b"])) for w in waits] == epoch * 2
-    assert all(int(w["c"]) & layout.GRAD_ENABLED for w in waits)
 
 
 def test_six_of_eight_steps_are_probed(trained: Run) -> None:
@@ -112,16 +111,6 @@ def test_a_part_takes_no_longer_than_its_fetch(trained: Run) -> None:
         assert all(int(p["wall"]) <= walls[int(p["start"])] for p in process.of(layout.PART))
 
 
-def test_a_pass_without_an_optimizer_step_is_validation(trained: Run) -> None:
-    validations = trained.main.of(layout.VALIDATION)
-    assert names_of(trained.main, layout.VALIDATION) == ["loader-1", "loader-1"]
-    assert list(validations["a"]) == [2, 2]
-    waits = trained.main.of(layout.WAIT)
-    inside = waits[(waits["start"] >= validations["start"][0])]
-    inside = inside[inside["start"] < validations["start"][0] + validations["wall"][0]]
-    assert {trained.main.name(n) for n in inside["name"]} == {"loader-1"}
-
-
 def test_forward_backward_optimizer_and_checkpoint_are_timed(trained: Run) -> None:
     main = trained.main
     assert {"torch.nn.modules.linear.Linear", "torch.nn.modules.loss.CrossEntropyLoss"} == set(
@@ -135,7 +124,6 @@ def test_forward_backward_optimizer_and_checkpoint_are_timed(trained: Run) -> No
     saves = names_of(main, layout.SAVE)
     assert len(saves) == 2
     assert all(s.startswith("torch.save ") and ":" in s and "script.py" in s for s in saves)
-    assert "model.pt" in " ".join(names_of(main, layout.CREATED))
 
 
 def test_facts_say_what_was_run(trained: Run) -> None:
@@ -264,13 +252,6 @@ for epoch in range(2):
 """
     run = run_script(tmp_path, PREAMBLE + pair)
     assert [fact["loader"] for fact in run.facts("loader")] == ["loader-0", "loader-1"]
-    assert names_of(run.main, layout.VALIDATION) == ["loader-1", "loader-1"]
-
-
-def test_a_validation_that_is_left_early_is_found_by_the_steps_after_it(mixed: Run) -> None:
-    validations = [v for v in mixed.main.of(layout.VALIDATION) if mixed.main.name(v["name"]) == "loader-6"]
-    assert [int(v["a"]) for v in validations] == [4]
-    assert "loader-5" not in names_of(mixed.main, layout.VALIDATION)
 
 
 def test_an_error_in_the_dataset_reaches_the_user_as_it_is(mixed: Run) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from feedrate.doctor.analyse.records import read_run
 from feedrate.doctor.hook.feedrate_hook import layout, start
-from support.hooked import HOOK, environment, make_run_folder, run_script
+from support.hooked import environment, make_run_folder, run_script
+from support.torch_forks import HOOK, STARTUP
 
 
 def test_a_process_without_torch_is_noted_and_runs_as_before(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_pythons_too_old_for_the_hook_start_in_silence(tmp_path: Path, version: 
     assert run.recording.processes == ()
 
 
-@pytest.mark.parametrize("path", sorted(HOOK.rglob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted([*HOOK.rglob("*.py"), *STARTUP.glob("*.py")]), ids=lambda p: p.name)
 def test_the_hook_keeps_to_the_grammar_and_the_library_of_python_3_8(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
     for node in ast.walk(tree):

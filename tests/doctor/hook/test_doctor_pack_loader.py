@@ -63,11 +63,6 @@ def test_forward_backward_and_optimizer_are_timed_as_with_a_dataloader(trained: 
     assert len(trained.main.of(layout.FORWARD)) >= probed
 
 
-def test_a_pass_without_an_optimizer_step_is_a_validation(trained: hooked.Run) -> None:
-    records = trained.main.of(layout.VALIDATION)
-    assert [(trained.main.name(r["name"]), int(r["a"])) for r in records] == [("loader-1", 2)] * 2
-
-
 def test_what_the_loader_is_stands_in_its_facts(trained: hooked.Run, pack: Path) -> None:
     fact = trained.facts("loader")[0]
     wanted = {

@@ -17,9 +17,10 @@ from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.no_result import check_seen, describe_end
 from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.run import standstill as standstill_rules
-from feedrate.doctor.run.launch import Observed, needs_shared_folder
+from feedrate.doctor.run.launch import Observed
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import DoctorError, FeedrateError, NotFound, UsageError
+from feedrate.hooking.launch import needs_shared_folder
 from feedrate.machine.command import PythonCall, check_command, read_python_call
 from support.doctor_runs import MS, FakeLoop, FakeProcess
 
@@ -313,7 +314,7 @@ def test_a_run_of_another_framework_that_was_interrupted_is_told_of_all_the_same
     assert "uses JAX 2.20.0" in str(error)
     assert "how busy a GPU was is not known" in str(error)
     assert "feedrate.jax.batches" in str(error.hint)
-    assert "feedrate watch -- " in str(error.hint)
+    assert "& feedrate watch $!" in str(error.hint)
     assert error.exit_code == 130
 
 
@@ -342,7 +343,7 @@ def test_a_run_that_never_loaded_the_hook_is_explained(tmp_path: Path, command: 
     with pytest.raises(DoctorError, match="no Python process of this command loaded the hook") as caught:
         check_seen(observe(tmp_path, command))
     assert hint in str(caught.value.hint)
-    assert str(caught.value.hint).endswith(f"from outside: feedrate watch -- {command}")
+    assert str(caught.value.hint).endswith(f"from outside: {command} & feedrate watch $!")
 
 
 def test_a_run_that_was_interrupted_before_it_loaded_the_hook_is_called_so(tmp_path: Path) -> None:

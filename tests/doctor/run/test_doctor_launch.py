@@ -20,8 +20,9 @@ from feedrate.doctor.facts import read_samples
 from feedrate.doctor.no_result import check_seen
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import launch
-from feedrate.doctor.run.launch import Observed, run_command
+from feedrate.doctor.run.launch import HOOK, Observed, run_command
 from feedrate.errors import DoctorError, StorageError, UsageError
+from feedrate.hooking.launch import make_environment
 from feedrate.machine.process import is_alive, read_stat
 from support.waiting import wait_until
 
@@ -141,15 +142,16 @@ def test_the_command_finds_the_hook_before_the_users_own_path(
     monkeypatch.setenv("PYTHONPATH", "/mine")
     observed = run("import os; print(os.environ['PYTHONPATH']); print(os.environ['FEEDRATE_DOCTOR'])")
     path, folder = capfd.readouterr().out.splitlines()
-    hook, _, rest = path.partition(os.pathsep)
-    assert rest == "/mine"
+    startup, hook, *rest = path.split(os.pathsep)
+    assert rest == ["/mine"]
+    assert (Path(startup) / "sitecustomize.py").is_file()
     assert (Path(hook) / "feedrate_hook").is_dir()
     assert folder == str(observed.run_folder)
 
 
 def test_an_empty_path_does_not_become_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
-    assert not launch.make_environment(Path("/run"), is_shared=False)["PYTHONPATH"].endswith(os.pathsep)
+    assert not make_environment(HOOK, Path("/run"), is_shared=False)["PYTHONPATH"].endswith(os.pathsep)
 
 
 def test_the_run_folder_is_private_holds_the_settings_and_is_gone_afterwards(scratch: Path) -> None:
@@ -405,5 +407,5 @@ def test_a_command_for_other_nodes_gets_its_folder_and_the_hook_where_they_can_s
         assert observed.run_folder.name.startswith(".feedrate-doctor-")
     folder, path, *names = capfd.readouterr().out.splitlines()
     assert path.split(os.pathsep)[0] == f"{folder}/hook"
-    assert "feedrate_hook" in names
+    assert {"feedrate_hook", "sitecustomize.py"} <= set(names)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["scratch", "srun"]

@@ -395,7 +395,6 @@ def test_growth_comes_from_private_memory_and_is_not_fooled_by_a_jump(tmp_path: 
     trace = read_machine(write_samples(tmp_path, [at(second) for second in range(20)]))
     assert trace.growth_per_s(4, 0, 9 * SECOND) == pytest.approx(1000)
     assert trace.growth_per_s(4, 10 * SECOND, 19 * SECOND) == pytest.approx(1000)
-    assert trace.processes[4].affinity == (0,)
     assert trace.process_cores(4, 2 * SECOND, 12 * SECOND) == pytest.approx(0.5)
 
 

@@ -63,7 +63,6 @@ class ProcessSeries:
         private: bytes that only this process uses, asked every few seconds.
         anonymous: resident bytes of neither files nor shared memory; after a fork also what is still shared.
         cpu_s: CPU time since its start.
-        affinity: the cores that it may use, as last seen; None: unknown.
     """
 
     parent: int
@@ -71,7 +70,6 @@ class ProcessSeries:
     anonymous: Floats
     private: Floats
     cpu_s: Floats
-    affinity: tuple[int, ...] | None
 
 
 def read_processes(samples: Sequence[Sample]) -> dict[int, ProcessSeries]:
@@ -87,14 +85,12 @@ def read_processes(samples: Sequence[Sample]) -> dict[int, ProcessSeries]:
 
 def _make_series(found: list[tuple[int, Sample]]) -> ProcessSeries:
     parts = [part for _, part in found]
-    affinity = first(reversed(parts), lambda part: part["affinity"])
     return ProcessSeries(
         parent=int(parts[0].get("parent", 0)),
         times_ns=np.array([t_ns for t_ns, _ in found], np.int64),
         anonymous=column(parts, lambda part: part["anonymous"]),
         private=column(parts, lambda part: part["private"]),
         cpu_s=column(parts, lambda part: part["cpu_s"]),
-        affinity=None if affinity is None else tuple(affinity),
     )
 
 

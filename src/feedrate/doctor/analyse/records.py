@@ -29,13 +29,12 @@ Fact = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One Python process of the command. Records are ordered by start; `lost`: overwritten in a full ring."""
+    """One Python process of the command. Records are ordered by start."""
 
     pid: int
     facts: tuple[Fact, ...]
     names: Mapping[int, str]
     records: Records
-    lost: int
 
     def of(self, *kinds: int, phase: int | None = None) -> Records:
         mask = np.isin(self.records["kind"], kinds)
@@ -98,17 +97,16 @@ def read_run(folder: Path) -> Recording:
 def _read_process(folder: Path, stem: str) -> Process:
     facts = tuple(read_lines(folder / f"{stem}.facts"))
     names = {fact["id"]: fact["text"] for fact in facts if fact.get("kind") == "name"}
-    records, lost = _read_ring(folder / f"{stem}.ring")
-    return Process(int(stem.split("-")[0]), facts, names, records, lost)
+    return Process(int(stem.split("-")[0]), facts, names, _read_ring(folder / f"{stem}.ring"))
 
 
-def _read_ring(path: Path) -> tuple[Records, int]:
+def _read_ring(path: Path) -> Records:
     data = path.read_bytes() if path.exists() else b""
     if len(data) < layout.HEADER_BYTES:
-        return np.zeros(0, RECORD_TYPE), 0
+        return np.zeros(0, RECORD_TYPE)
     magic, version, _, capacity, written = layout.HEADER.unpack_from(data)
     if magic != layout.MAGIC or version != layout.VERSION:
-        return np.zeros(0, RECORD_TYPE), 0
+        return np.zeros(0, RECORD_TYPE)
     present = min(written, capacity, (len(data) - layout.HEADER_BYTES) // RECORD_TYPE.itemsize)
     records = np.frombuffer(data, RECORD_TYPE, present, layout.HEADER_BYTES)
-    return records[np.argsort(records["start"], kind="stable")], written - present
+    return records[np.argsort(records["start"], kind="stable")]

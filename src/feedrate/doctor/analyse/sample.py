@@ -61,22 +61,16 @@ class SampleCost:
     Attributes:
         total: of one sample, the batch's collating included.
         parts: by kind and name, e.g. ("decode", "PIL"); what no part covers is ("rest", "").
-        handover: pickling and the like, per sample, in the worker.
         read_bytes, device_bytes: per sample by system calls, and those that a block device had to give.
         major_faults: per sample.
-        idle_share: of the workers' time, with nothing to do or no room for another batch.
-        fetches: that the figures come from.
     """
 
     total: Cost
     parts: Mapping[tuple[str, str], Cost]
-    handover: Cost
     read_bytes: float
     device_bytes: float
     major_faults: float
-    idle_share: float
     samples: int
-    fetches: int
 
     def kind(self, kind: str) -> Cost:
         return add_up(part for (k, _), part in self.parts.items() if k == kind)
@@ -108,12 +102,11 @@ def measure_sample(
     processes: Sequence[Process], phase: int = layout.REAL, window: tuple[int, int] | None = None
 ) -> SampleCost | None:
     """Return the mean cost of a sample over the fetches that a window touches, or None without any."""
-    total, handover = np.zeros(3), np.zeros(3)
+    total = np.zeros(3)
     parts: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
-    samples = probed_samples = fetches = 0
+    samples = probed_samples = 0
     io = np.zeros(3)
     io_samples = 0
-    idle_ns = span_ns = 0.0
     for process in processes:
         fetch_list = process.of(layout.FETCH, phase=phase)
         if window is not None:
@@ -126,7 +119,6 @@ def measure_sample(
         low, high = int(fetch_list["start"].min()), int((fetch_list["start"] + fetch_list["wall"]).max())
         total += _total(fetch_list)
         samples += int(fetch_list["a"].sum())
-        fetches += len(fetch_list)
         part_list = _inside(process.of(layout.PART, phase=phase), low, high)
         io_list = _inside(process.of(layout.IO, phase=phase), low, high)
         probed = _probed_samples(fetch_list, np.concatenate([part_list["start"], io_list["start"]]))
@@ -137,11 +129,6 @@ def measure_sample(
         for record in io_list:
             io += (int(record["a"]), int(record["b"]), int(record["c"]))
         io_samples += probed if len(io_list) else 0
-        for record in _inside(process.of(layout.HANDOVER, phase=phase), low, high):
-            times = _times(record)
-            handover += (times[0], times[1], 0.0)
-            idle_ns += times[2]
-        span_ns += high - low
     if not samples:
         return None
     costs = {key: _cost(value, max(probed_samples, 1)) for key, value in parts.items()}
@@ -153,13 +140,10 @@ def measure_sample(
     return SampleCost(
         total=_cost(total, samples),
         parts=costs,
-        handover=_cost(handover, samples),
         read_bytes=float(io[0]),
         device_bytes=float(io[1]),
         major_faults=float(io[2]),
-        idle_share=idle_ns / span_ns if span_ns else 0.0,
         samples=samples,
-        fetches=fetches,
     )
 
 
@@ -358,13 +342,10 @@ def estimate_sample(
     return SampleCost(
         total=add_up(parts.values()),
         parts={key: cost for key, cost in parts.items() if cost.wall_s > 0},
-        handover=Cost(),
         read_bytes=(stages.read_bytes + stages.fetched_bytes) / n,
         device_bytes=0.0,
         major_faults=0.0,
-        idle_share=0.0,
         samples=stages.samples,
-        fetches=stages.batches,
     )
 
 

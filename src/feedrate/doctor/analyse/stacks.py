@@ -75,7 +75,6 @@ def count_looks(
     unasked: bool = False,
     timed: Sequence[_Span] = (),
     asked_at: str = "",
-    phase: int = layout.REAL,
 ) -> Looks:
     """Count the looks by the innermost function that is the user's own.
 
@@ -87,7 +86,7 @@ def count_looks(
     tallies: dict[str, Tally] = defaultdict(Tally)
     watched = undrawn = 0
     for process in processes:
-        looks = process.of(layout.STACK, phase=phase)
+        looks = process.of(layout.STACK, phase=layout.REAL)
         for record, is_timed in zip(looks, _are_inside(looks["start"], timed), strict=True):
             bits = int(record["a"])
             if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):

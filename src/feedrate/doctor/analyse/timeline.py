@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, variance
 
@@ -34,6 +35,7 @@ BETWEEN = ("validation", "save", "epoch-start")  # what happens between steps
 _CHECKPOINTS = ("torch.", "safetensors", "joblib", "pickle", "accelerate", "lightning")
 _NS = 1e-9
 _Interval = tuple[int, int]
+_Piece = tuple[int, int, str]  # from, to, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class Step:
     is_probed: bool
     is_first: bool  # of its iterator: the wait holds the start of the workers
     parts: Mapping[str, float]
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns + round(self.wall_s / _NS)
 
     @property
     def own_s(self) -> float:
@@ -80,7 +86,7 @@ class Loop:
 
     @property
     def end_ns(self) -> int:
-        return self.steps[-1].start_ns + round(self.steps[-1].wall_s / _NS)
+        return self.steps[-1].end_ns
 
     @property
     def seconds(self) -> float:
@@ -152,42 +158,46 @@ class Loop:
 ALWAYS = ("validation", "epoch-start", "save", "write")
 
 
-def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop | None:
+def build_loop(process: Process, warmup: int) -> Loop | None:
     """Return the steps of a process, or None when it made too few to judge by."""
-    waits = process.of(layout.WAIT, phase=phase)
+    waits = process.of(layout.WAIT, phase=layout.REAL)
     loader = _training_loader(process, waits)
     if loader is None:
         return None
-    is_ours = np.array([process.name(n) == loader for n in waits["name"]], dtype=bool)
     together = _loaders_beside(process, waits, loader)
-    is_beside = np.array([process.name(n) in together for n in waits["name"]], dtype=bool)
-    ours = waits[is_ours & (waits["a"] >= 0)]
+    names = [process.name(number) for number in waits["name"]]
+    is_ours = np.array([name == loader for name in names], dtype=bool)
+    is_beside = np.array([name in together for name in names], dtype=bool)
+    ours, others = waits[is_ours & (waits["a"] >= 0)], waits[~is_ours & ~is_beside]
     if len(ours) < LEAST_STEPS:
         return None
     # At most a quarter of a short run is given to the warm-up.
     skipped = min(warmup, len(ours) // 4)
     starts = ours["start"][skipped:]
     watched_ns = max((int(fact["t_ns"]) for fact in process.facts_of("watched")), default=0)
-    if phase == layout.REAL and watched_ns > starts[-1]:
+    if watched_ns > starts[-1]:
         # The last step is whole where the experiments begin; often it has an epoch's validation in it.
         starts = np.append(starts, np.int64(watched_ns))
+    window = (int(starts[0]), int(starts[-1]))
     usual_wait = median((ours["wall"][ours["b"] > 0] if (ours["b"] > 0).any() else ours["wall"]).tolist())
     between = {
-        "validation": _passes_of_others(process, waits[~is_ours & ~is_beside], phase),
-        "beside": [(int(r["start"]), int(r["start"] + r["wall"])) for r in waits[is_beside]],
-        "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait, phase),
+        "validation": _passes_of_others(process, others),
+        "beside": [_span(record) for record in waits[is_beside]],
+        "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait),
     }
-    parts, places = _exclusive_parts(process, phase, between["validation"], int(starts[0]), int(starts[-1]))
-    untimed = _untimed_syncs(process, phase)
+    pieces, places = _exclusive_pieces(process, between["validation"], window)
+    syncs = process.of(layout.SYNC, phase=layout.REAL)
+    # What is known by itself: the time of calls that timed ones stand for, samples of further loaders.
+    untimed = [(int(s["start"]), int(s["wall"]) * (int(s["a"]) - 1) * _NS) for s in syncs[syncs["a"] > 1]]
     beside = waits[is_beside & (waits["a"] > 0)]
-    exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=phase)}
+    exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=layout.REAL)}
     # Where the experiments were given up, the step before ends there, too: then writers were waited for.
     ends = [watched_ns if start < watched_ns < end else int(end) for start, end in pairwise(starts)]
     steps = tuple(
-        _make_step(ours[skipped + i], end, usual_wait, between, parts, exposed) for i, end in enumerate(ends)
+        _make_step(wait, end, usual_wait, between, pieces, exposed, beside, untimed)
+        for wait, end in zip(ours[skipped:], ends, strict=False)
     )
-    steps = tuple(_complete(step, beside, untimed) for step in steps)
-    window = (int(starts[0]), int(starts[-1]))
+    validations = sum(window[0] <= start < window[1] for start, _ in between["validation"])
     return Loop(
         loader=loader,
         loaders=(loader, *sorted(together)),
@@ -195,20 +205,28 @@ def build_loop(process: Process, warmup: int, phase: int = layout.REAL) -> Loop 
         steps=steps,
         warmup_steps=skipped,
         places=places,
-        validations=_count_inside(between["validation"], window),
-        saves=_count_inside([(s, e) for s, e, name in parts if name == "save"], window),
-        syncs=_sync_calls(process, phase, window) / max(sum(step.is_probed for step in steps), 1),
+        validations=validations,
+        saves=sum(name == "save" and window[0] <= start < window[1] for start, _, name in pieces),
+        syncs=float(np.maximum(_within(syncs, window)["a"], 1).sum())
+        / max(sum(step.is_probed for step in steps), 1),
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
-        preparing_s=_preparing_s(process, phase, steps, parts),
-        has_optimizer=len(process.of(layout.OPTIMIZER, phase=phase)) > 0,
-        asked=_asked(process, waits[~is_ours & ~is_beside], window),
-        timed=(*((s, e) for s, e, _ in parts), *between["validation"], *between["epoch-start"]),
+        preparing_s=_preparing_s(process, steps, pieces),
+        has_optimizer=len(process.of(layout.OPTIMIZER, phase=layout.REAL)) > 0,
+        asked=_asked(process, _within(others, window)),
+        timed=(*((start, end) for start, end, _ in pieces), *between["validation"], *between["epoch-start"]),
     )
 
 
-def _asked(process: Process, waits: Records, window: _Interval) -> dict[str, tuple[float, int]]:
+def _span(record: np.void) -> _Interval:
+    return int(record["start"]), int(record["start"] + record["wall"])
+
+
+def _within(records: Records, window: _Interval) -> Records:
+    return records[(records["start"] >= window[0]) & (records["start"] < window[1])]
+
+
+def _asked(process: Process, waits: Records) -> dict[str, tuple[float, int]]:
     """Return the seconds that each of these loaders was waited for in all steps, and its samples."""
-    waits = waits[(waits["start"] >= window[0]) & (waits["start"] < window[1])]
     asked = {}
     for number in np.unique(waits["name"]):
         mine = waits[waits["name"] == number]
@@ -216,23 +234,20 @@ def _asked(process: Process, waits: Records, window: _Interval) -> dict[str, tup
     return asked
 
 
-def _preparing_s(
-    process: Process, phase: int, steps: Sequence[Step], parts: Sequence[tuple[int, int, str]]
-) -> float:
+def _preparing_s(process: Process, steps: Sequence[Step], pieces: Sequence[_Piece]) -> float:
     """Return the mean time from a batch's arrival until something is done with it, named parts left out."""
-    waits = process.of(layout.WAIT, phase=phase)
+    waits = process.of(layout.WAIT, phase=layout.REAL)
     arrivals = np.sort(waits["start"] + waits["wall"])
-    uses = process.of(layout.COPY, layout.FORWARD, phase=phase)["start"]
+    uses = process.of(layout.COPY, layout.FORWARD, phase=layout.REAL)["start"]
     seconds = []
     for step in steps:
-        end_ns = step.start_ns + round(step.wall_s / _NS)
         first = int(np.searchsorted(uses, step.start_ns))
-        if not step.is_probed or first == len(uses) or uses[first] >= end_ns:
+        if not step.is_probed or first == len(uses) or uses[first] >= step.end_ns:
             continue
         used = int(uses[first])
         # The last loader that was asked before that; it may be a second one of the same step.
         arrived = int(arrivals[max(int(np.searchsorted(arrivals, used, side="right")) - 1, 0)])
-        named = [(s, e) for s, e, _ in parts[_bisect(parts, arrived) :][:8]]
+        named = [(start, end) for start, end, _ in pieces[bisect_left(pieces, (arrived,)) :][:8]]
         seconds.append(max((used - arrived) * _NS - _overlap(named, arrived, used), 0.0))
     return sum(seconds) / len(seconds) if seconds else 0.0
 
@@ -277,23 +292,19 @@ def _count_stepped(process: Process, mine: Records) -> tuple[int, int]:
     return int((is_stepped & is_probed).sum()), int(is_probed.sum())
 
 
-def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Interval]:
+def _passes_of_others(process: Process, waits: Records) -> list[_Interval]:
     """Return when other loaders were gone through: validation."""
     passes: list[_Interval] = []
+    made = process.of(layout.ITERATOR, phase=layout.REAL)
     for number in np.unique(waits["name"]):
-        mine = waits[waits["name"] == number]
-        made = process.of(layout.ITERATOR, phase=phase)
-        made = made[made["name"] == number]
+        mine, iterators = waits[waits["name"] == number], made["start"][made["name"] == number]
         firsts = np.flatnonzero(mine["b"] == 0)
         for first, last in zip(firsts, [*firsts[1:], len(mine)], strict=True):
             batches = mine[first:last]
-            before = made["start"][made["start"] <= batches["start"][0]]
-            start = (
-                int(before[-1])
-                if len(before) and (len(passes) == 0 or before[-1] >= passes[-1][1])
-                else int(batches["start"][0])
-            )
-            end = int(batches["start"][-1] + batches["wall"][-1])
+            start, (_, end) = int(batches["start"][0]), _span(batches[-1])
+            before = iterators[iterators <= start]
+            if len(before) and (len(passes) == 0 or before[-1] >= passes[-1][1]):
+                start = int(before[-1])
             if batches["a"][-1] >= 0 and len(batches) > 1:
                 # Left by `break`: the last batch was worked on, too.
                 end += int(np.median(np.diff(batches["start"]) - batches["wall"][:-1]))
@@ -301,18 +312,12 @@ def _passes_of_others(process: Process, waits: Records, phase: int) -> list[_Int
     return sorted(passes)
 
 
-def _epoch_starts(
-    process: Process, waits: Records, loader: str, usual_wait: float, phase: int
-) -> list[_Interval]:
+def _epoch_starts(process: Process, waits: Records, loader: str, usual_wait: float) -> list[_Interval]:
     """Return the pauses between epochs: the old iterator's end, the new one, its first batch."""
-    made = process.of(layout.ITERATOR, phase=phase)
-    pauses: list[_Interval] = [
-        (int(record["start"]), int(record["start"] + record["wall"]))
-        for record in made
-        if process.name(record["name"]) == loader
-    ]
+    made = process.of(layout.ITERATOR, phase=layout.REAL)
+    pauses = [_span(record) for record in made if process.name(record["name"]) == loader]
     for record in waits:
-        start, end = int(record["start"]), int(record["start"] + record["wall"])
+        start, end = _span(record)
         if record["a"] < 0:
             pauses.append((start, end))
         elif record["b"] == 0:
@@ -320,52 +325,48 @@ def _epoch_starts(
     return sorted(pauses)
 
 
-def _exclusive_parts(
-    process: Process, phase: int, validation: Sequence[_Interval], start_ns: int, end_ns: int
-) -> tuple[list[tuple[int, int, str]], dict[str, dict[str, float]]]:
+def _exclusive_pieces(
+    process: Process, validation: Sequence[_Interval], window: _Interval
+) -> tuple[list[_Piece], dict[str, dict[str, float]]]:
     """Cut nested parts out of those around them (a sync in a forward pass), and all out of validation."""
-    records = process.of(*PARTS, phase=phase)
-    pieces: list[tuple[int, int, str]] = []
+    pieces: list[_Piece] = []
     places: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    stack: list[list[int | str]] = []  # [position, end, part]
+    stack: list[_Piece] = []  # from where on it is not cut yet
 
     def close(until: int) -> None:
-        while stack and int(stack[-1][1]) <= until:
+        while stack and stack[-1][1] <= until:
             position, end, part = stack.pop()
-            if int(end) > int(position):
-                pieces.append((int(position), int(end), str(part)))
+            if end > position:
+                pieces.append((position, end, part))
             if stack:
-                stack[-1][0] = max(int(stack[-1][0]), int(end))
+                position, outer_end, outer = stack[-1]
+                stack[-1] = max(position, end), outer_end, outer
 
-    for record in records:
-        start, end = int(record["start"]), int(record["start"] + record["wall"])
+    for record in process.of(*PARTS, phase=layout.REAL):
+        start, end = _span(record)
         part = PARTS[int(record["kind"])]
         if part == "save" and not process.name(record["name"]).startswith(_CHECKPOINTS):
             part = "write"
-        is_validating = part != "save" and any(a <= start < b for a, b in validation)
-        if is_validating:
+        if part != "save" and any(a <= start < b for a, b in validation):
             continue
-        if start_ns <= start < end_ns:
+        if window[0] <= start < window[1]:
             places[part][process.name(record["name"])] += (end - start) * _NS
         close(start)
         if stack:
-            outer = stack[-1]
-            if start > int(outer[0]):
-                pieces.append((int(outer[0]), start, str(outer[2])))
-            end = min(end, int(outer[1]))
-        stack.append([start, end, part])
+            position, outer_end, outer = stack[-1]
+            if start > position:
+                pieces.append((position, start, outer))
+            end = min(end, outer_end)
+        stack.append((start, end, part))
     close(2**62)
     return sorted(pieces), {part: dict(where) for part, where in places.items()}
 
 
 def _make_step(
-    wait: np.void,
-    end_ns: int,
-    usual_wait: float,
-    between: Mapping[str, Sequence[_Interval]],
-    parts: Sequence[tuple[int, int, str]],
-    exposed: Mapping[int, int],
-) -> Step:
+    wait: np.void, end_ns: int, usual_wait: float, between: Mapping[str, Sequence[_Interval]],
+    pieces: Sequence[_Piece], exposed: Mapping[int, int], beside: Records,
+    untimed: Sequence[tuple[int, float]],
+) -> Step:  # fmt: skip
     start_ns, wall_ns = int(wait["start"]), int(wait["wall"])
     is_first = int(wait["b"]) == 0
     wait_ns = min(wall_ns, round(usual_wait)) if is_first else wall_ns
@@ -374,34 +375,26 @@ def _make_step(
         seconds[name] += _overlap(intervals, start_ns, end_ns)
     # A second loader of the same step is waited for like the first.
     beside_ns = round(seconds.pop("beside", 0.0) / _NS)
-    # `parts` is sorted by start and free of overlaps, so the pieces of a step are side by side.
-    first = _bisect(parts, start_ns)
-    for piece_start, piece_end, name in parts[first:]:
+    # They are sorted by start and free of overlaps, so the pieces of a step are side by side.
+    for piece_start, piece_end, name in pieces[bisect_left(pieces, (start_ns,)) :]:
         if piece_start >= end_ns:
             break
         seconds[name] += (min(piece_end, end_ns) - piece_start) * _NS
     if "save" in seconds:
         # A checkpoint is written, synchronised and renamed: all of that is saving.
         seconds["save"] += seconds.pop("write", 0.0)
+    if waited := sum(waited for at, waited in untimed if start_ns <= at < end_ns):
+        seconds["sync"] += waited
     return Step(
         start_ns=start_ns,
         wall_s=(end_ns - start_ns) * _NS,
         wait_s=(wait_ns + beside_ns) * _NS,
         exposed_s=(min(exposed.get(start_ns, wait_ns), wait_ns) + beside_ns) * _NS,
-        samples=int(wait["a"]),
+        samples=int(wait["a"]) + int(_within(beside, (start_ns, end_ns))["a"].sum()),
         is_probed=bool(int(wait["c"]) & layout.PROBED),
         is_first=is_first,
         parts=dict(seconds),
     )
-
-
-def _complete(step: Step, beside: Records, untimed: Sequence[tuple[int, float]]) -> Step:
-    """Add what belongs to a step and is known by itself: samples of further loaders, calls left untimed."""
-    end_ns = step.start_ns + round(step.wall_s / _NS)
-    within = beside[(beside["start"] >= step.start_ns) & (beside["start"] < end_ns)]
-    waited = sum(seconds for start, seconds in untimed if step.start_ns <= start < end_ns)
-    parts = {**step.parts, "sync": step.parts.get("sync", 0.0) + waited} if waited else step.parts
-    return replace(step, samples=step.samples + int(within["a"].sum()), parts=parts)
 
 
 def _heaviest_share(ours: Records, beside: Records) -> float:
@@ -410,39 +403,11 @@ def _heaviest_share(ours: Records, beside: Records) -> float:
     return max(given) / max(sum(given), 1)
 
 
-def _sync_calls(process: Process, phase: int, window: _Interval) -> int:
-    syncs = process.of(layout.SYNC, phase=phase)
-    syncs = syncs[(syncs["start"] >= window[0]) & (syncs["start"] < window[1])]
-    return int(np.maximum(syncs["a"], 1).sum())
-
-
-def _untimed_syncs(process: Process, phase: int) -> list[tuple[int, float]]:
-    """Return (when, seconds) of the calls that timed ones stand for."""
-    syncs = process.of(layout.SYNC, phase=phase)
-    syncs = syncs[syncs["a"] > 1]
-    return [(int(s["start"]), int(s["wall"]) * (int(s["a"]) - 1) * _NS) for s in syncs]
-
-
-def _bisect(parts: Sequence[tuple[int, int, str]], start_ns: int) -> int:
-    low, high = 0, len(parts)
-    while low < high:
-        middle = (low + high) // 2
-        if parts[middle][0] < start_ns:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
 def _overlap(intervals: Sequence[_Interval], start_ns: int, end_ns: int) -> float:
     return sum(max(0, min(e, end_ns) - max(s, start_ns)) for s, e in intervals) * _NS
 
 
-def _count_inside(intervals: Sequence[tuple[int, int]], window: _Interval) -> int:
-    return sum(window[0] <= start < window[1] for start, _ in intervals)
-
-
-def user_seconds(process: Process, phase: int, skip: int = 3) -> list[float]:
+def user_seconds(process: Process, phase: int) -> list[float]:
     """Return how long the user's loop took between two batches of a phase, without waits and checkpoints."""
     waits = process.of(layout.WAIT, phase=phase)
     waits = waits[waits["a"] >= 0]
@@ -452,7 +417,7 @@ def user_seconds(process: Process, phase: int, skip: int = 3) -> list[float]:
         slot = int(np.searchsorted(ends, save["start"], side="right")) - 1
         if 0 <= slot < len(gaps) and process.name(save["name"]).startswith(_CHECKPOINTS):
             gaps[slot] -= float(save["wall"])
-    return [max(float(gap), 0.0) * _NS for gap in gaps[skip:]]
+    return [max(float(gap), 0.0) * _NS for gap in gaps[3:]]
 
 
 def batch_seconds(process: Process, phase: int, skip: int = 0) -> list[float]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the user's command with the hook inside it and the sampler beside it, and leaves nothing behind.
 
-The command gets our terminal, our standard streams and our process group. Signals reach it once: what went to
-the whole group it has got itself, what went to the doctor alone is passed on (see `sampler.relay`).
+Signals reach the command once: what went to the whole process group it has got itself, what went to the
+doctor alone is passed on (see `sampler.relay`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import json
 import math
 import os
 import select
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feedrate.doctor.facts import read_facts, read_samples
+from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.run import sampler
 from feedrate.doctor.run.processes import (
-    ENVIRONMENT,
     end_members,
     find_sessions,
     remove_folder,
@@ -34,22 +32,27 @@ from feedrate.doctor.run.processes import (
 )
 from feedrate.doctor.run.standstill import Standstill
 from feedrate.errors import StorageError
-from feedrate.machine.command import check_command, explain_failure
+from feedrate.hooking.launch import (
+    Child,
+    Hook,
+    Signals,
+    make_environment,
+    make_run_folder,
+    needs_shared_folder,
+)
+from feedrate.machine.command import check_command
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.isolated import isolated_command
 from feedrate.machine.process import is_pending
 from feedrate.units import format_count, format_seconds
 
+HOOK = Hook("doctor", layout.ENVIRONMENT, Path(layout.__file__).resolve().parents[1])
 SETTINGS_VERSION = 1
 _STACK_HZ = 25
 _START_S = 10.0  # a loaded machine starts a Python process in seconds
 _RELAY_S = 0.05
 _GRACE_S = 3.0  # for workers to notice that their parent is gone
 _GRACE_AFTER_EXPERIMENTS_S = 0.5  # it ended without telling them: nothing is to be waited for
-
-_LAUNCHERS = {"srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "jsrun", "aprun"}
-# They pass the environment on and see the working folder, but not the rest of this machine.
-_CONTAINERS = {"apptainer", "singularity", "ch-run", "enroot"}
 
 Watch = Callable[[str], None]
 
@@ -95,7 +98,7 @@ def run_command(
     """
     check_command(command, "feedrate doctor")
     is_shared = needs_shared_folder(command)
-    run = make_run_folder(is_shared)
+    run = make_run_folder(HOOK, is_shared)
     watcher: SamplerProcess | None = None
     observed: Observed | None = None
     try:
@@ -172,25 +175,11 @@ def _run(
     )
 
 
-def make_run_folder(is_shared: bool) -> Path:
-    """Make a folder that only this user can enter: in the working folder, if other nodes have to see it."""
-    try:
-        if is_shared:
-            return Path(tempfile.mkdtemp(prefix=".feedrate-doctor-", dir=Path.cwd()))
-        return Path(tempfile.mkdtemp(prefix="feedrate-doctor-")).resolve()
-    except OSError as error:
-        where = "the working folder" if is_shared else tempfile.gettempdir()
-        raise StorageError(
-            f"cannot make a folder in {where} for what is measured: {error.strerror}",
-            hint="start it where you may write" if is_shared else "set TMPDIR to a folder with room",
-        ) from error
-
-
 def prepare(run: Path, options: DoctorOptions, is_shared: bool) -> dict[str, str]:
     """Fill the run folder; return the command's environment."""
     try:
         write_settings(run, options)
-        return make_environment(run, is_shared)
+        return make_environment(HOOK, run, is_shared)
     except OSError as error:
         raise StorageError(
             f"cannot write to {run}: {error.strerror}", hint="set TMPDIR to a folder with room"
@@ -224,59 +213,12 @@ def list_workers_to_try(cores: float) -> list[int]:
     return [n for n in (whole, whole // 2, 2 * whole) if n > 0]
 
 
-def make_environment(run: Path, is_shared: bool, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment that brings the hook into every Python process of the command."""
-    hook = find_hook_folder()
-    if is_shared:
-        # Another node, or a container on it, need not have feedrate where this one has it.
-        copy = run / "hook"
-        shutil.copytree(hook, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        hook = copy
-    path = environ.get("PYTHONPATH")
-    # An empty entry would mean the working folder.
-    return {
-        **environ,
-        ENVIRONMENT: str(run),
-        "PYTHONPATH": os.pathsep.join([str(hook), *([path] if path else [])]),
-    }
-
-
 def _read_members(run: Path) -> dict[int, int]:
     """Return every process of the command that the sampler saw on this node: pid -> start."""
     known: dict[int, int] = {}
     for sample in read_samples(run):
         known |= {process["pid"]: process["start"] for process in sample.get("processes") or ()}
     return known
-
-
-class Child:
-    """The user's command."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        # Python ignores these two, and a child would inherit that: `train | head` would never end.
-        ignored = [getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name)]
-        program = shutil.which(command[0]) or command[0]
-        try:
-            self.pid = os.posix_spawn(program, list(command), dict(environment), setsigdef=ignored)
-        except OSError as error:
-            raise explain_failure(command[0], error) from error
-        self.signal: int | None = None
-        self.exit_code = 0
-        self._is_running = True
-
-    def has_ended(self) -> bool:
-        if self._is_running:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._is_running = False
-                code = os.waitstatus_to_exitcode(status)
-                self.signal = -code if code < 0 else None
-                self.exit_code = 128 - code if code < 0 else code
-        return not self._is_running
-
-    def send(self, number: int) -> None:
-        if self._is_running:
-            os.kill(self.pid, number)
 
 
 class SamplerProcess:
@@ -338,52 +280,3 @@ class SamplerProcess:
                     return True
                 self._unclaimed.add(came[0])
         return False
-
-
-class Signals:
-    """While it is entered, signals that would end the doctor are collected instead."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-
-    def __enter__(self) -> Signals:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-        # Python's handlers run in the main thread only, which may be waiting while another thread gets the
-        # signal; the pipe wakes it up.
-        self._fd_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._before = {number: signal.getsignal(number) for number in (*sampler.SIGNALS, signal.SIGCHLD)}
-        for number, handler in self._before.items():
-            # What was ignored (nohup) stays ignored, here and in the command.
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._fd_before)
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-        os.close(self._read)
-        os.close(self._write)
-
-    def wait(self) -> list[int]:
-        """Wait until something happens, or half a second; return the signals that came, without SIGCHLD."""
-        ready, _, _ = select.select([self._read], [], [], 0.5)
-        numbers = [n for n in os.read(self._read, 4096) if n != signal.SIGCHLD] if ready else []
-        self.seen += numbers
-        return numbers
-
-
-def needs_shared_folder(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether processes of the command may run on other nodes, or in a container of other folders."""
-    if os.path.basename(command[0]) in _LAUNCHERS | _CONTAINERS:
-        return True
-    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
-    return nodes.isdigit() and int(nodes) > 1
-
-
-def find_hook_folder() -> Path:
-    import feedrate.doctor.hook
-
-    return Path(feedrate.doctor.hook.__file__).resolve().parent

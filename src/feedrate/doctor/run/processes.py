@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from feedrate.doctor.facts import read_facts
+from feedrate.doctor.hook.feedrate_hook.layout import ENVIRONMENT
 from feedrate.machine.process import (
     ProcessStat,
     is_alive,
@@ -27,8 +28,6 @@ from feedrate.machine.process import (
     read_stat,
 )
 from feedrate.machine.process_tree import Tree
-
-ENVIRONMENT = "FEEDRATE_DOCTOR"
 
 
 def make_tree(root: int, run: str, ignored: set[int]) -> Tree:

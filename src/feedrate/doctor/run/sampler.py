@@ -27,6 +27,7 @@ from typing import Any
 
 from feedrate.doctor.facts import MACHINE_FILE
 from feedrate.doctor.run.processes import SharedNames, clean_up, make_tree
+from feedrate.hooking.launch import SIGNALS
 from feedrate.machine.gpu import GpuReader
 from feedrate.machine.process import (
     ProcessStat,
@@ -45,11 +46,6 @@ _GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was
 STOP = b"s"  # from the doctor: take a last sample
 STOPPED = 255  # to the doctor: it is written
 READY = 0  # to the doctor: sampling has begun
-SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-)
 _ROLL_CALL_S = 2.0
 _SLOWEST_S = 10.0
 _SHARE = 0.008  # of one core

@@ -337,6 +337,9 @@ def _append(
 
 def _append_pack(pack: Pack, other: Pack, options: AppendOptions) -> AppendResult:
     check_addresses(other.name, other.manifest, options.allow_addresses)
+    if _is_last(pack, other, options.prefix):
+        write_quality(pack.path)  # whoever appended it may have been killed before this
+        return _summarise(str(other.path), pack, pack.manifest, (), skipped=len(other))
     _refuse_unlike(pack, other)
     _check_defaults(pack, other, options.defaults)
     joined = join.Joined(other, join.refer_from(pack.path), options.prefix, options.defaults)
@@ -346,6 +349,12 @@ def _append_pack(pack: Pack, other: Pack, options: AppendOptions) -> AppendResul
         note_addresses(manifest)  # all were allowed; where it fails, the loader shows the line to type
         write_quality(pack.path)
     return _summarise(str(other.path), pack, manifest, unassigned)
+
+
+def _is_last(pack: Pack, other: Pack, prefix: str) -> bool:
+    theirs = [(prefix, shard.index.crc32c) for shard in other.manifest.shards]
+    ours = [(shard.prefix.partition("/")[0], shard.index.crc32c) for shard in pack.manifest.shards]
+    return bool(theirs) and ours[-len(theirs) :] == theirs
 
 
 def _refuse_unlike(pack: Pack, other: Pack) -> None:

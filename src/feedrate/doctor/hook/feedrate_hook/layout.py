@@ -60,12 +60,9 @@ SAVE = 9  # a known saver (torch.save ...). name: call file:line
 EXPOSED = 10  # wall: how long the device stood idle in the wait that began at start_ns
 DEVICE = 11  # device clock, of the step whose wait ended at start_ns. wall: from the batch's arrival to the
 #              step's end; a: of it before the first forward pass; b: idle in between, else -1
-PIN = 12  # pinning of a batch in the pin-memory thread. a: bytes
-VALIDATION = 13  # a whole pass over a loader without an optimizer step. name: the loader; a: batches
 WRITE = 14  # writing calls that can be timed from outside (fsync, flush, savefig ...). name: call file:line
 
 # c of WAIT
-GRAD_ENABLED = 1
 PROBED = 2  # the step after this wait is probed; some are left alone, to measure what probing costs
 
 # Where samples are made: a worker, or the training process when num_workers is 0.
@@ -86,8 +83,8 @@ STACK = 30  # one look at a thread's stack. name: "file:line function" innermost
 OPENED = (
     31  # a file opened for reading inside a fetch. name: the path; recorded for the first OPENED_PATHS paths
 )
-CREATED = 32  # a file opened for writing by the training process. name: the path
 OPENED_PATHS = 1000
+# 12, 13 and 32 (batches pinned, passes without an optimizer step, files written) are in older recordings.
 
 # a of STACK
 ON_CPU = 1  # the thread used a core, or was ready to, for more than half of the time since the last look

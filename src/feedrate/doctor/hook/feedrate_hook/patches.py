@@ -188,6 +188,5 @@ def at_exit() -> None:
     training.note_alone()
     if session.torch is not None and session.role != "worker":
         training.device.collect()
-        loaders.loaders.validation.flush()
         loaders.loaders.note_unasked()
         session.facts("torch", **describe.describe_torch(is_over=session.role == "main"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the training process sees of its loaders: each next(), the making of iterators, whole passes.
+"""What the training process sees of its loaders: each next(), and the making of iterators.
 
 Patches torch's DataLoader, what derives from it, and feedrate's Loader.
 """
@@ -17,85 +17,6 @@ from . import describe, loader_clone, opened_files, other_loaders, parts, sample
 from .parts import here
 from .training import device
 
-_MOST_OPEN = 16
-
-
-class Pass:
-    """One pass over a loader. `until_ns`: when the program turned to something else after the last batch."""
-
-    def __init__(self, loader: int, start_ns: int) -> None:
-        self.loader = loader
-        self.start_ns = start_ns
-        self.until_ns = 0
-        self.last_ns = start_ns  # when its last batch was asked for
-        self.batches = 0
-        self.steps_before = session.optimizer_steps
-        self.steps_when_left = -1  # optimizer steps when another loader was asked after this one; -1: not yet
-        self.is_training = False
-        self.has_grad = False
-        self.is_over = False
-
-
-class ValidationPasses:
-    """The passes under way, to find those in which no optimizer stepped: validation, testing, inference."""
-
-    def __init__(self) -> None:
-        self._open: list[Pass] = []
-
-    def begin(self, loader: int, start_ns: int) -> Pass:
-        begun = Pass(loader, start_ns)
-        self._open = [p for p in self._open if not p.is_over][-_MOST_OPEN:]
-        self._open.append(begun)
-        return begun
-
-    def waited(self, current: Pass, start_ns: int, has_grad: bool) -> None:
-        """A batch of `current` came."""
-        steps = session.optimizer_steps
-        current.is_training |= steps > current.steps_before
-        current.has_grad |= has_grad
-        current.batches += 1
-        current.until_ns = 0
-        current.last_ns = start_ns
-        current.steps_when_left = -1
-        for other in self._open:
-            if other is not current and not other.is_over and other.batches:
-                self._leave(other, start_ns, steps)
-
-    def _leave(self, other: Pass, start_ns: int, steps: int) -> None:
-        """Another loader was asked: twice, with an optimizer step in between, and the pass was left early."""
-        other.until_ns = other.until_ns or start_ns
-        if other.steps_when_left < 0:
-            other.steps_when_left = steps
-        elif steps > other.steps_when_left:
-            other.is_over = True
-            # A single batch with gradients is more likely one of a second training loader.
-            if not other.is_training and not (other.has_grad and other.batches == 1):
-                self._record(other, other.until_ns)
-
-    def stepped(self, start_ns: int) -> None:
-        """An optimizer stepped."""
-        for other in self._open:
-            if other.batches and not other.until_ns:
-                other.until_ns = start_ns
-
-    def ended(self, current: Pass, end_ns: int) -> None:
-        """The loader had no more batches."""
-        if current.batches and session.optimizer_steps == current.steps_before:
-            self._record(current, end_ns)
-        current.is_over = True
-
-    def flush(self) -> None:
-        """The program is over: its last pass may have been left before the loader's end."""
-        for other in self._open:
-            if not other.is_over and other.batches > 1 and session.optimizer_steps == other.steps_before:
-                self._record(other, other.until_ns or other.last_ns)
-
-    def _record(self, over: Pass, end_ns: int) -> None:
-        session.ring.write(
-            layout.VALIDATION, over.loader, over.start_ns, end_ns - over.start_ns, a=over.batches
-        )
-
-
 _KEPT_INDICES = 400
 _MOST_BATCH_FACTS = 5
 _MOST_UNASKED = 4
@@ -110,7 +31,7 @@ class _Loader:
         self.number = session.ring.name(name)
         self.batch_facts: list[Any] = []
         self.notes: other_loaders.Notes | None = None  # of feedrate's Loader: what its stages did
-        self.current = Pass(0, 0)
+        self.asked_ns = 0  # when its last batch, or iterator, was asked for
 
 
 class _Making:
@@ -134,7 +55,6 @@ class _Iterator:
         self.sizes: deque[int] = deque(maxlen=_KEPT_INDICES)  # of the index lists; -1: they have none
         self.asked = 0  # index lists taken in this pass
         self.taken = 0  # batches given in this pass
-        self.current = Pass(0, 0)
 
 
 class Loaders:
@@ -148,7 +68,6 @@ class Loaders:
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
         self._iterators_seen = 0
-        self.validation = ValidationPasses()
         self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
 
     def loader_of(self, iterator: Any) -> Any:
@@ -206,7 +125,7 @@ class Loaders:
             is_owned = iterator is loader or getattr(loader, "_iterator", None) is iterator
             mine.keeper = weakref.ref(loader) if is_owned else lambda: loader
         mine.taken = 0
-        self._begin_pass(mine, known, start[0])
+        known.asked_ns = start[0]
         session.ring.write(layout.ITERATOR, known.number, start[0], *spent)
         workers = [w.pid for w in getattr(iterator, "_workers", ())]
         if workers:
@@ -261,14 +180,10 @@ class Loaders:
         for training and validation that one function makes are both made before they are used.
         """
         earlier = self._by_making.get(self._kind(making, facts))
-        return earlier if earlier is not None and earlier.current.last_ns < making.time_ns else None
+        return earlier if earlier is not None and earlier.asked_ns < making.time_ns else None
 
     def _kind(self, making: _Making, facts: dict[str, Any]) -> Any:
         return making.trail, repr({name: value for name, value in facts.items() if name != "loader"})
-
-    def _begin_pass(self, mine: _Iterator, known: _Loader, start_ns: int) -> None:
-        mine.current.is_over = True
-        mine.current = known.current = self.validation.begin(known.number, start_ns)
 
     def note_index(self, iterator: Any, index: Any) -> None:
         mine = self._iterator(iterator)
@@ -341,19 +256,19 @@ class Loaders:
         return batch
 
     def _record(self, iterator: Any, start: int, spent: clock.Reading, batch: Any) -> None:
-        mine, known = self._known(iterator, start)
+        mine, known = self._known(iterator)
         number = mine.taken
         mine.taken = number + 1
-        has_grad = _has_grad()
-        bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * has_grad
         back = mine.asked - number  # from the end of the sizes that were kept
         count = mine.sizes[-back] if mine.is_indexed and 0 < back <= len(mine.sizes) else -1
         if count < 0:
             count = (describe if known.notes is None else other_loaders).count_samples(batch)
-        session.ring.write(layout.WAIT, known.number, start, *spent, count, number, bits)
+        session.ring.write(
+            layout.WAIT, known.number, start, *spent, count, number, layout.PROBED * session.probing
+        )
         if not session.is_passive:
             self._last_batch = (batch, start + spent[0])
-        self.validation.waited(mine.current, start, has_grad)
+        known.asked_ns = start
         if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
             find = describe.tensors_of if known.notes is None else other_loaders.arrays_of
             tensors = describe.describe_arrays(find(batch))
@@ -369,30 +284,24 @@ class Loaders:
         if known.notes is not None and session.phase == layout.REAL:
             known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
 
-    def _known(self, iterator: Any, start_ns: int) -> tuple[_Iterator, _Loader]:
+    def _known(self, iterator: Any) -> tuple[_Iterator, _Loader]:
         mine = self._iterator(iterator)
         if mine.loader is None:
             # Made past DataLoader.__iter__ (fastai does): the iterator stands for its loader.
             parts.end_prelude()
             session.become("main")
             mine.loader = self._know(iterator, iterator)
-            self._begin_pass(mine, mine.loader, start_ns)
         return mine, mine.loader
 
     def _end_of_pass(self, iterator: Any, start: int) -> None:
         try:
-            end = clock.wall_ns()
-            mine, known = self._known(iterator, start)
-            bits = layout.PROBED * session.probing | layout.GRAD_ENABLED * _has_grad()
-            session.ring.write(layout.WAIT, known.number, start, end - start, 0, 0, -1, mine.taken, bits)
-            self.validation.ended(mine.current, end)
+            mine, known = self._known(iterator)
+            bits = layout.PROBED * session.probing
+            wall = clock.wall_ns() - start
+            session.ring.write(layout.WAIT, known.number, start, wall, 0, 0, -1, mine.taken, bits)
             self.note_stats(iterator)
         except Exception as error:
             session.trouble("next", error)
-
-
-def _has_grad() -> bool:
-    return session.torch is None or bool(session.torch.is_grad_enabled())
 
 
 loaders = Loaders()
@@ -454,25 +363,6 @@ def _indexed(original: Any) -> Any:
     return _next_index
 
 
-def _pinned(original: Any) -> Any:
-    def pin_memory(*args: Any, **kwargs: Any) -> Any:
-        if here.is_pinning or not session.probing:
-            return original(*args, **kwargs)
-        here.is_pinning = True
-        start = clock.read()
-        try:
-            data = original(*args, **kwargs)
-        finally:
-            here.is_pinning = False
-        with Noted("pin_memory"):
-            wall, cpu, queue = clock.since(start)
-            size = sum(t.numel() * t.element_size() for t in describe.tensors_of(data))
-            session.ring.write(layout.PIN, 0, start[0], wall, cpu, queue, size)
-        return data
-
-    return pin_memory
-
-
 PATCHES: dict[str, Any] = {
     "torch.utils.data.dataloader": [
         ("_BaseDataLoaderIter.__next__", _next),
@@ -485,7 +375,6 @@ PATCHES: dict[str, Any] = {
         ("StatefulDataLoader.__iter__", _iterated),
         ("StatefulDataLoader.__init__", _made_by),
     ],
-    "torch.utils.data._utils.pin_memory": [("pin_memory", _pinned)],
     "feedrate.loader.loader": [("Loader.__init__", _made_by), ("Loader.__iter__", _iterated)],
     "feedrate.loader.iteration": [("LoaderIterator.__next__", _next)],
 }

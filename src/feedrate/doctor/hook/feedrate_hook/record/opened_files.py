@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are opened, for reading inside a fetch and for writing in the training process; which tables;
-how long it takes to write checkpoints, figures, tables: in every step, since they are rare.
+"""Which files a fetch opens, and which tables the script reads; how long it takes to write checkpoints,
+figures, tables: in every step, since they are rare.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _PROGRAM = (".py", ".pyc", ".pyi", ".so", " (deleted)", "locale-archive", "gconv
 
 class _Seen:
     opened: ClassVar[set[str]] = set()
-    created: ClassVar[set[str]] = set()
     tables: ClassVar[dict[str, None]] = {}
 
 
@@ -33,7 +32,6 @@ def watch() -> None:
 
 def after_fork() -> None:
     _Seen.opened = set()
-    _Seen.created = set()
 
 
 def _on_open(args: Any) -> None:
@@ -42,16 +40,11 @@ def _on_open(args: Any) -> None:
         path, mode, flags = args
         if type(path) is str and path.endswith(_TABLES) and len(_Seen.tables) < _MOST_TABLES:
             _Seen.tables[os.path.abspath(path)] = None
-        if fetch is None and (session.role != "main" or here.is_fetching):
-            return
-        if isinstance(path, int) or path is None:
+        if fetch is None or isinstance(path, int) or path is None:
             return
         is_writing = bool(flags & _WRITING) if mode is None else not mode.startswith("r") or "+" in mode
         if not is_writing:
-            if fetch is not None:
-                fetch.opened.append(os.fsdecode(path))
-        elif fetch is None:
-            note_created(os.fsdecode(path))
+            fetch.opened.append(os.fsdecode(path))
     except Exception as error:
         session.trouble("open", error)
 
@@ -59,16 +52,6 @@ def _on_open(args: Any) -> None:
 def list_tables() -> list[str]:
     """Return the tables that this process read or wrote so far."""
     return list(_Seen.tables)
-
-
-def note_created(path: str) -> None:
-    """The training process writes a file."""
-    if path in _Seen.created or len(_Seen.created) >= layout.OPENED_PATHS:
-        return
-    if path.startswith((*_SYSTEM, session.run)) or path.endswith(".pyc") or "__pycache__" in path:
-        return
-    _Seen.created.add(path)
-    session.ring.write(layout.CREATED, session.ring.name(os.path.abspath(path)), clock.wall_ns(), 0)
 
 
 def record_open() -> None:
@@ -148,10 +131,6 @@ def _timed(kind: int, name: str) -> Any:
             if session.role != "main" or here.is_saving or here.is_fetching:
                 return original(*args, **kwargs)
             here.is_saving = True
-            with Noted("save"):
-                for argument in args[:2]:  # some savers open their file where Python does not see it
-                    if isinstance(argument, str) or hasattr(argument, "__fspath__"):
-                        note_created(os.fspath(argument))
             start = clock.read()
             try:
                 return original(*args, **kwargs)

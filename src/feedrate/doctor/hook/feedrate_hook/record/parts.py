@@ -92,7 +92,6 @@ class Here(threading.local):
 
     is_fetching = False
     is_saving = False
-    is_pinning = False
     taking: Any = None  # the iterator that the hook takes a batch from, past its own wrapper
 
 

@@ -429,8 +429,6 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         session.optimizer_steps += 1
         starts = training.optimizer_starts
         start = starts.pop(id(optimizer), None) if starts else None
-        if session.loaders is not None:
-            session.loaders.validation.stepped(start[0] if start is not None else clock.wall_ns())
         if start is not None:
             _record(layout.OPTIMIZER, session.ring.name(type(optimizer).__name__), start)
         if session.role == "other":
