@@ -31,7 +31,7 @@ from feedrate.format import containers
 from feedrate.format.entries import find_entries
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import key_of_stem, make_stem
-from feedrate.format.manifest import FILE_NAME, Manifest, read_manifest
+from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting
@@ -352,9 +352,14 @@ def _append_pack(pack: Pack, other: Pack, options: AppendOptions) -> AppendResul
 
 
 def _is_last(pack: Pack, other: Pack, prefix: str) -> bool:
-    theirs = [(prefix, shard.index.crc32c) for shard in other.manifest.shards]
-    ours = [(shard.prefix.partition("/")[0], shard.index.crc32c) for shard in pack.manifest.shards]
-    return bool(theirs) and ours[-len(theirs) :] == theirs
+    def name(owner: Pack, shard: Shard, before: str) -> tuple[str, str]:
+        return os.path.realpath(owner.locate_file(shard.index)), "/".join(
+            filter(None, (before, shard.prefix))
+        )
+
+    theirs = [name(other, shard, prefix) for shard in other.manifest.shards]
+    last = pack.manifest.shards[-len(theirs) :] if theirs else ()
+    return bool(theirs) and [name(pack, shard, "") for shard in last] == theirs
 
 
 def _refuse_unlike(pack: Pack, other: Pack) -> None:
