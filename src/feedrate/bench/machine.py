@@ -24,7 +24,6 @@ from feedrate import documents, kernel
 from feedrate.arrays import U8
 from feedrate.bench.results import CopyTime, MachineResult
 from feedrate.bench.rounds import Clock, Say
-from feedrate.bench.speedtest import choose_device
 from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files
 from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
 from feedrate.figures import Figure, combine
@@ -32,7 +31,7 @@ from feedrate.files.atomic import writing
 from feedrate.files.own_folder import own_folder
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
-from feedrate.lab.device import BATCH_SIZE, describe_device, measure_model
+from feedrate.lab.device import BATCH_SIZE, choose_device, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
