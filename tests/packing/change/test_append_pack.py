@@ -311,7 +311,7 @@ def test_packs_that_do_not_fit_together_are_refused_by_field(two: tuple[Path, Pa
         (b'"folder": "../b.pack"', b'"folder": "/etc"', "is not a relative folder"),
         (b'"folder": "../b.pack"', b'"folder": "../a/../b"', "is not a relative folder"),
         (b'"folder": "../b.pack"', b'"folder": "a\\u0000b"', "is not a folder"),
-        (b'"folder": "../b.pack"', b'"folder": 7', "is not a folder"),
+        (b'"folder": "../b.pack"', b'"folder": 7', "7 is no str"),
         (b'"prefix": "b"', b'"prefix": "../a"', "is not a plain file name"),
         (b'"prefix": "b"', b'"prefix": 3', "is not a prefix"),
         (b'"first": 6', b'"first": 7', "samples that the pack does not have"),

@@ -364,10 +364,10 @@ def _is_last(pack: Pack, other: Pack, prefix: str) -> bool:
 
 def _refuse_unlike(pack: Pack, other: Pack) -> None:
     """Refuse a pack whose numbers of classes, pixels or entry points are not those of this one."""
-    ours, theirs = (describe_pixels(p.manifest.settings) or "unchanged" for p in (pack, other))
-    if ours != theirs:
+    pixels, others = (describe_pixels(p.manifest.settings) or "unchanged" for p in (pack, other))
+    if pixels != others:
         raise SourceError(
-            f"samples of {pack.path} are {ours}, and those of {other.path} are {theirs}",
+            f"samples of {pack.path} are {pixels}, and those of {other.path} are {others}",
             hint="append the files that it was packed from, which are then stored alike: "
             f"feedrate append SOURCE {shell_quote(pack.path)}",
         )
