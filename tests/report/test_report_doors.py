@@ -141,7 +141,7 @@ def strange(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     "command",
     [
         "ls p --samples 20", "quality p --html page.html", "verify p --workers 1", "unpack p out --workers 1",
-        "split p a=0.5 b=0.5 --stratify", "append photos p --workers 1", "merge p p --to m --prefix",
+        "split p a=0.5 b=0.5 --stratify", "append photos p --workers 1", "append p p --prefix again",
         "stage p --warm", "stage p --scratch scratch", "index p i",
     ],
 )  # fmt: skip
