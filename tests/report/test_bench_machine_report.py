@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from feedrate.bench.results import CopyTime, MachineResult
+from feedrate.bench.results import MachineResult
 from feedrate.figures import Figure
 from feedrate.report.bench_machine import draw_machine, write_page
 from support.bench_results import make_machine_result, make_store_speed
@@ -18,8 +18,6 @@ def draw(result: MachineResult, other: MachineResult | None = None) -> list[str]
 def test_every_number_has_its_range_and_where_it_comes_from() -> None:
     lines = draw(make_machine_result())
     assert lines[0] == "This machine: Fast 9000, 2 cores, 8.00 GB of memory; 2026-11-17"
-    assert "nfs to scratch: one file 10.0 s 9.50-10.5 s" in lines
-    assert "nfs to scratch: 10,000 files 90.0 s 80.0 s-1 min 40 s from 66.7 MB" in lines
     assert "open a file, cold 6.00 ms 5.50-6.50 ms" in lines
     assert (
         "read, 16 readers, cold 100 MB/s 90.0 MB/s-1.00 GB/s assumed: the files are too small to tell"
@@ -40,17 +38,18 @@ def test_a_terminal_of_80_columns_shows_all_of_it() -> None:
 def test_beside_another_machine_more_is_faster_for_rates_and_times() -> None:
     mine = make_machine_result()
     slower = replace(mine.numbers, core_gain=Figure.exactly(0.95))
-    copies = tuple(replace(copy, seconds=copy.seconds.scaled(2)) for copy in mine.copies)
-    lines = draw(mine, replace(mine, numbers=slower, copies=copies))
-    assert "nfs to scratch: one file 10.0 s 20.0 s 2.00x as fast" in lines
+    (name, store), *_ = mine.numbers.stores.items()
+    stores = {name: replace(store, file_s=store.file_s.scaled(2))}
+    lines = draw(mine, replace(mine, numbers=replace(slower, stores=stores)))
+    assert "open a file, cold 6.00 ms 12.0 ms 2.00x as fast" in lines
     assert "2 cores are so many times one 1.90 0.95 2.00x as fast" in lines
 
 
 def test_what_only_one_machine_has_is_said() -> None:
     mine = make_machine_result()
     stores = {"lustre": make_store_speed()}
-    lines = draw(mine, replace(mine, numbers=replace(mine.numbers, stores=stores), copies=()))
-    assert "nfs to scratch: one file 10.0 s -" in lines
+    lines = draw(mine, replace(mine, numbers=replace(mine.numbers, stores=stores)))
+    assert "open a file, cold 6.00 ms -" in lines
     assert any(line.startswith("only the other has: lustre (nfs4): open a file") for line in lines)
     assert "stores are compared by name: --store NAME=DIR gives them one" in lines
 
@@ -73,9 +72,9 @@ def test_a_disk_that_may_be_cached_below_is_said() -> None:
 
 def test_a_page_shows_names_as_they_are() -> None:
     mine = make_machine_result()
-    copies = (CopyTime("a|b", "<b>*", 1, Figure.exactly(1.0)),)
-    page = write_page(replace(mine, copies=copies), None)
-    assert r"| a\|b to \<b\>\*: one file | 1.00 s | 1.00-1.00 s |  |" in page
+    models = {**mine.numbers.models, "a|<b>*": next(iter(mine.numbers.models.values()))}
+    page = write_page(replace(mine, numbers=replace(mine.numbers, models=models)), None)
+    assert r"| a\|\<b\>\*, forward | " in page
     assert "## nfs (nfs4)" in page
     assert "| resnet50, forward | 1,000 images/s | 900-1,100 images/s | batches of 256, bfloat16 |" in page
 
@@ -83,4 +82,11 @@ def test_a_page_shows_names_as_they_are() -> None:
 def test_a_page_beside_another_machine_has_both() -> None:
     page = write_page(make_machine_result(), make_machine_result())
     assert "|  | this | the other | this is |" in page
-    assert "| nfs to scratch: one file | 10.0 s | 10.0 s | 1.00x as fast |" in page
+    assert "| open a file, cold | 6.00 ms | 6.00 ms | 1.00x as fast |" in page
+
+
+def test_numbers_of_a_busy_machine_say_so() -> None:
+    lines = draw(replace(make_machine_result(), busy="other processes took 1.5 of 2 cores meanwhile"))
+    assert (
+        "other processes took 1.5 of 2 cores meanwhile: these numbers say too little of this machine" in lines
+    )

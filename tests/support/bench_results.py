@@ -8,7 +8,6 @@ from typing import Any
 from feedrate.bench.results import (
     BenchResult,
     BenchRun,
-    CopyTime,
     DemoResult,
     MachineResult,
     SpeedRun,
@@ -69,8 +68,6 @@ def make_store_speed() -> StoreSpeed:
         path="nfs",
         kind="nfs4",
         file_s=Figure(0.006, 0.0055, 0.0065, note="300 files"),
-        list_s=Figure.exactly(1e-5),
-        folder_s=None,
         read_s=Figure.exactly(0.002),
         stream_bytes_per_s=Figure.exactly(5e7),
         total_bytes_per_s=Figure(1e8, 9e7, 1e9, ASSUMED, "the files are too small to tell"),
@@ -100,10 +97,6 @@ def make_machine_result() -> MachineResult:
             gpu_decode_images_per_s=None,
             models={"resnet50": ModelRates(rate, rate.scaled(0.25))},
             device="GPU 9000",
-        ),
-        copies=(
-            CopyTime("nfs", "scratch", 1, Figure(10.0, 9.5, 10.5)),
-            CopyTime("nfs", "scratch", 10_000, Figure(90.0, 80.0, 100.0, note="from 66.7 MB")),
         ),
         decode_all_images_per_s=Figure.exactly(3040.0),
         pageable_bytes_per_s=None,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`feedrate bench machine`: the numbers that everybody should know of a node.
 
-Stores: copying, reading, writing. Cores: decoding, memory. The GPU: copying to it, decoding on it. The device
+Stores: reading, writing. Cores: decoding, memory. The GPU: copying to it, decoding on it. The device
 that torch has: standard models. What is not there is left out, with the reason.
 """
 
@@ -22,10 +22,9 @@ import numpy as np
 
 from feedrate import documents, kernel
 from feedrate.arrays import U8
-from feedrate.bench.results import CopyTime, MachineResult
+from feedrate.bench.results import MachineResult
 from feedrate.bench.rounds import Clock, Say
 from feedrate.bench.speedtest import choose_device
-from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files
 from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
 from feedrate.figures import Figure, combine
 from feedrate.files.atomic import writing
@@ -34,11 +33,13 @@ from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.lab.device import BATCH_SIZE, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
+from feedrate.lab.store import Neighbours
+from feedrate.lab.trial_files import FULL, QUICK, Sizes, check_store, choose_sizes, measure_files
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
-from feedrate.machine.disk import describe_storage, find_scratch, is_scratch
+from feedrate.machine.disk import describe_storage, find_scratch
 from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
 from feedrate.model.results import KNOWN_MODELS
 from feedrate.units import format_count, format_seconds
@@ -54,6 +55,16 @@ _MODEL = "resnet50"
 _LEAST_ROUNDS = 3
 _BATCHES = 8  # that the GPU is given at once
 _STEPS, _BACKWARD = 5, 4  # steps at least that a model is measured with; training by forward, in time
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder that was named. `inside`: the folder of our own below it."""
+
+    name: str
+    folder: Path
+    inside: Path
+    sizes: Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +115,11 @@ def bench_machine(
     Raises:
         NotFound, StorageError: a store is not there, cannot be written to, is full, or does not answer.
     """
-    began, effort = time.perf_counter(), _QUICK if is_quick else _FULL
+    began, effort, neighbours = time.perf_counter(), _QUICK if is_quick else _FULL, Neighbours()
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         opened = [_open_store(name, folder, is_quick, stack, say) for name, folder in stores.items()]
-        local = next((store for store in opened if is_scratch(store.folder)), None)
-        speeds: dict[str, StoreSpeed] = {}
-        copies: list[CopyTime] = []
-        for store in opened:
-            target = local or store
-            # What has room here has to have it there, too.
-            store = replace(store, sizes=min(store.sizes, target.sizes))
-            speeds[store.name], copied = measure_files(store, target, say)
-            copies += copied
+        speeds = {store.name: _measure_store(store, say) for store in opened}
         say(f"decoding {format_count(effort.photographs, 'photograph')} on one core and on all")
         jpegs = [make_photograph(number).jpeg for number in range(effort.photographs)]
         with _open_photographs(jpegs, opened[0].inside) as samples:
@@ -143,11 +146,11 @@ def bench_machine(
     every = combine(lambda one, gain: one * gain, {"one": decode["feedrate"], "gain": gain})
     result = MachineResult(
         numbers=replace(numbers, node="", stores=named),
-        copies=tuple(copies),
         decode_all_images_per_s=every,
         pageable_bytes_per_s=gpu.get("pageable"),
         is_quick=is_quick,
         left_out=left_out,
+        busy=neighbours.describe(),
         took_s=time.perf_counter() - began,
     )
     return result, numbers
@@ -186,6 +189,11 @@ def _open_store(name: str, folder: Path, is_quick: bool, stack: ExitStack, say: 
     check_store(folder)
     inside = stack.enter_context(own_folder(folder, "feedrate-bench-machine-", say))
     return Store(name, folder, inside, choose_sizes(inside, QUICK if is_quick else FULL))
+
+
+def _measure_store(store: Store, say: Say) -> StoreSpeed:
+    speed = measure_files(store.inside, store.sizes, lambda text: say(f"{store.name}: {text}"))
+    return replace(speed, path=str(store.folder))
 
 
 def _open_photographs(jpegs: Sequence[bytes], folder: Path) -> Any:

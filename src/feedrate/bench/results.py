@@ -277,16 +277,6 @@ class SpeedtestResult:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyTime:
-    """Copying 1 GB between stores, by their names; `files`: how many those are. Cold, through to the disk."""
-
-    source: str
-    target: str
-    files: int
-    seconds: Figure
-
-
-@dataclass(frozen=True, slots=True)
 class MachineResult:
     """`feedrate bench machine`, to be shared: it names no node, user or folder, but what stores are called.
 
@@ -295,12 +285,13 @@ class MachineResult:
         decode_all_images_per_s: what all usable cores decode together.
         pageable_bytes_per_s: to the GPU from memory that is not pinned.
         left_out: what was not measured, and why.
+        busy: what other processes took of the cores meanwhile, where it was much: the numbers are not kept.
     """
 
     numbers: MachineNumbers
-    copies: tuple[CopyTime, ...]
     decode_all_images_per_s: Figure
     pageable_bytes_per_s: Figure | None
     is_quick: bool
     left_out: Mapping[str, str]
     took_s: float
+    busy: str = ""

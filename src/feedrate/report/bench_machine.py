@@ -91,14 +91,6 @@ def describe(result: MachineResult) -> str:
 def list_rows(result: MachineResult) -> Iterator[Row]:
     """Yield every number that there is, section by section."""
     numbers = result.numbers
-    for copy in result.copies:
-        where = (
-            f"{copy.source}, within it" if copy.source == copy.target else f"{copy.source} to {copy.target}"
-        )
-        what = "one file" if copy.files == 1 else f"{copy.files:,} files"
-        yield Row(
-            "Copying 1 GB, cold, through to the disk", f"{where}: {what}", copy.seconds, format_seconds, True
-        )
     for name, store in numbers.stores.items():
         yield from _list_store(f"{name} ({store.kind})", store)
     for name, figure in numbers.decode_images_per_s.items():
@@ -138,10 +130,6 @@ def _list_store(section: str, store: StoreSpeed) -> Iterator[Row]:
         yield Row(section, "write", store.write_bytes_per_s, _rate)
     if store.create_s is not None:
         yield Row(section, "make a small file", store.create_s, format_seconds, True)
-    if store.list_s is not None:
-        yield Row(
-            section, "list a folder, per 1,000 entries", store.list_s.scaled(1000), format_seconds, True
-        )
 
 
 def _images(per_second: float) -> str:
@@ -185,6 +173,7 @@ def _compare(row: Row, theirs: Row | None) -> tuple[str, str, str]:
 
 def _list_notes(result: MachineResult, other: MachineResult | None) -> list[str]:
     notes = [f"left out: {what}: {why}" for what, why in result.left_out.items()]
+    notes += [f"{result.busy}: these numbers say too little of this machine"] if result.busy else []
     for name, store in result.numbers.stores.items():
         if store.cold_share is not None and store.cold_share < _FEW:
             notes.append(f"{name}: its files stay in memory, so nothing there is cold")
