@@ -214,6 +214,16 @@ def test_an_earlier_document_is_compared_with(
     assert "640" in capsys.readouterr().out.split("verdict: it waits\n")[1]
 
 
+def test_a_remedy_that_the_earlier_run_did_not_predict_is_refused_before_the_command_runs(
+    examination: Examination, before: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--verify", before, "--applied", "luck", "--", "true") == 1
+    assert "the earlier run predicted nothing for 'luck' (--applied)" in capsys.readouterr().err
+    assert examination.command is None
+    assert run("--applied", "pack", "--", "true") == 1
+    assert "--applied compares with an earlier run" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("examination")
 def test_json_stands_alone_also_beside_a_comparison(before: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--verify", before, "--check", "--json", "-", "--", "true") == 1

@@ -78,8 +78,9 @@ def test_a_loader_in_place_of_a_dataloader_is_compared_with_it(
                  str(folder / "photos")]) == 0  # fmt: skip
     assert {"loader", "faster-decode"} <= {remedy["name"] for remedy in read(before)["remedies"]}
     capfd.readouterr()
-    code = main([*doctor, "--verify", str(before), "--json", str(after), "--", sys.executable,
-                 str(folder / "train_packed.py"), str(folder / "pack")])  # fmt: skip
+    verify = ["--verify", str(before), "--applied", "loader", "--json", str(after)]
+    script = [sys.executable, str(folder / "train_packed.py"), str(folder / "pack")]
+    code = main([*doctor, *verify, "--", *script])
     text = capfd.readouterr().out
     assert code == 0
     assert "changed   workers" not in text

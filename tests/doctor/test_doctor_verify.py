@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feedrate.doctor.compare import compare_runs
-from feedrate.doctor.results import Diagnosis, Fact, Rate, Remedy, SamplePart, TimeShare, load_diagnosis
+from feedrate.doctor.results import Diagnosis, Fact, Rate, Remedy, TimeShare, load_diagnosis
 from feedrate.errors import UsageError
 from feedrate.report.doctor_verify import draw_check, draw_gate, draw_verification
 from support.diagnoses import (
@@ -41,9 +41,7 @@ def test_predicted_stands_against_actual() -> None:
         rates=(Rate("real", "the run as it is", 429.4, 410.0, 450.0, 100),),
         split=(TimeShare("waiting for data", 0.3, 0.6, 0.29), *before.split[1:]),
     )
-    verification = compare_runs(reread(before), after)
-    assert verification.applied is not None
-    assert verification.applied.name == "more-workers"
+    verification = compare_runs(reread(before), after, "more-workers")
     assert verification.is_inside
     assert draw_verification(verification) == (
         "Faster: 2.2x the samples per second, inside the predicted 2.2x (1.8-2.6).\n"
@@ -64,125 +62,27 @@ def test_predicted_stands_against_actual() -> None:
 
 def test_a_gain_outside_the_interval_is_called_so() -> None:
     before = make_storage_bound()
-    verification = compare_runs(reread(before), rerun(before, 1.2, run={"workers": 32}))
+    verification = compare_runs(reread(before), rerun(before, 1.2, run={"workers": 32}), "more-workers")
     assert verification.is_inside is False
     assert ", outside the predicted 2.2x (1.8-2.6).\n" in draw_verification(verification)
 
 
-def test_a_prediction_for_another_number_of_workers_is_not_held_against_the_run() -> None:
+def test_what_was_applied_is_named_and_never_guessed() -> None:
     before = make_storage_bound()
-    verification = compare_runs(reread(before), rerun(before, 1.5, run={"workers": 16}))
-    assert verification.applied is None
-    assert verification.is_inside is None
-    assert "the prediction was for 32 workers; with 16 it says nothing" in verification.notes
+    verification = compare_runs(reread(before), rerun(before, 2.2, run={"workers": 32}))
+    assert (verification.applied, verification.is_inside) == (None, None)
+    assert verification.changed == ("workers: 8 -> 32",)
+    assert "predicted --applied NAME says which remedy" in draw_verification(verification)
 
 
-@pytest.mark.parametrize(
-    ("name", "fact", "before", "after"),
-    [
-        ("pinned-memory", "pinned memory", "False", "True"),
-        ("persistent-workers", "persistent workers", "False", "True"),
-        ("uint8-transfer", "batch", "float32 8x3x9x9", "uint8 8x3x9x9"),
-        ("half-precision", "precision", "float32", "autocast to bfloat16"),
-        ("channels-last", "channels last", "False", "True"),
-        ("stage", "data lies in", "/net/data", "/scratch/data"),
-        ("faster-decode", "dataset", "torchvision.ImageFolder, 9 samples", "feedrate.Dataset, 9 samples"),
-        ("pack", "loader", "DataLoader, made at a.py:1", "feedrate.Loader, made at a.py:3"),
-        ("more-threads", "threads", "2", "8, as many as cores"),
-        ("cache-in-memory", "cache", "none", "Cache(ram='auto', disk=None)"),
-        ("stage", "scratch", "none", "auto"),
-        ("batches-on-device", "batches arrive on", "the host", "cuda"),
-        ("more-shards", "workers without data", "3", "0"),
-    ],
-)
-def test_a_remedy_is_recognised_by_the_setting_it_changes(
-    name: str, fact: str, before: str, after: str
-) -> None:
-    first = make_decode_bound()
-    remedy = Remedy(name, "do it", 1.5, 1.3, 1.7)
-    first = replace(first, facts=set_fact(first, fact, before), remedies=(PACKLESS, remedy))
-    verification = compare_runs(reread(first), rerun(first, 1.4, facts=set_fact(first, fact, after)))
-    assert verification.applied == remedy
-    assert verification.is_inside
-    before, after = (value.partition(", made at")[0] for value in (before, after))
-    assert verification.changed == (f"{fact}: {before} -> {after}",)
-
-
-def test_a_pack_and_its_loader_are_recognised_in_a_folder_of_that_name() -> None:
-    """What a script's folder is called says nothing of what feeds it."""
-    remedy = Remedy("faster-decode", "pack and decode", 1.5, 1.3, 1.7)
-    before = make_decode_bound()
-    facts = set_fact(before, "loader", "DataLoader, made at /home/ada/feedrate-trials/train.py:9")
-    before = replace(
-        before, facts=facts, remedies=(remedy, Remedy("fewer-workers", "use 2 workers", 1.1, 1, 2))
-    )
-    facts = set_fact(before, "loader", "feedrate.Loader, made at /home/ada/feedrate-trials/train.py:7")
-    after = rerun(before, 1.4, facts=(*facts, Fact("threads", "16")), run={"workers": 0})
-    verification = compare_runs(reread(before), after)
-    assert verification.applied == remedy
-    assert verification.notes == ()
-
-
-def test_a_pack_that_was_normalised_is_recognised_by_what_is_left_to_pillow() -> None:
-    remedy = Remedy("normalise", "pack with --normalise", 1.5, 1.3, 1.7)
-    before = make_decode_bound()
-    facts = (*set_fact(before, "loader", "feedrate.Loader, made at a.py:1"), Fact("decoded by Pillow", "50%"))
-    before = replace(before, facts=facts, remedies=(remedy,))
-    after = rerun(before, 1.4, facts=set_fact(before, "decoded by Pillow", "0%"))
-    assert compare_runs(reread(before), after).applied == remedy
-    assert compare_runs(reread(before), rerun(before, 1.4)).applied is None
-
-
-PACKLESS = Remedy("write-less", "write less", 1.2, 1.1, 1.3)
-
-
-def test_a_remedy_is_recognised_by_the_run_itself() -> None:
-    before = replace(make_no_gpu(), remedies=(PACKLESS, Remedy("use-gpu", "do it", 1.5, 1.3, 1.7)))
-    verification = compare_runs(reread(before), rerun(before, 1.4, run={"device": "NVIDIA A10"}))
-    assert verification.applied is not None
-    assert verification.applied.name == "use-gpu"
-
-
-def test_a_remedy_without_a_setting_is_recognised_by_what_became_shorter() -> None:
-    vectorise = Remedy("vectorise-transform", "array operations", 3.3, 2.7, 4.0)
-    store = Remedy("preprocess-once", "store it", 3.5, 2.7, 4.0)
-    before = replace(make_no_gpu(), remedies=(store, vectorise))
-    sample = (SamplePart("transform", "AddNoise", 0.0004, 0.0, 0.0, 0.2), *before.sample[1:])
-    verification = compare_runs(reread(before), rerun(before, 3.0, sample=sample))
-    assert verification.applied is not None
-    assert verification.applied.name == "vectorise-transform"
-    assert "recognised by what became shorter" in verification.notes[0]
-
-
-def test_cloned_views_are_recognised_by_a_shorter_hand_over() -> None:
-    clone = Remedy("clone-views", "hand over copies", 3.3, 2.7, 4.0)
-    before = make_no_gpu()
-    handing = SamplePart("hand-over", "pickling, beside the rest", 0.02, 0.0, 0.0, 0.8)
-    before = replace(before, remedies=(PACKLESS, clone), sample=(handing, *before.sample))
-    after = rerun(before, 3.0, sample=(replace(handing, cpu_s=0.001), *before.sample[1:]))
-    assert compare_runs(reread(before), after).applied == clone
-
-
-def test_a_shorter_part_of_the_step_tells_too() -> None:
-    before = replace(
-        make_decode_bound(), remedies=(PACKLESS, Remedy("fewer-checkpoints", "less", 1.2, 1.1, 1.3))
-    )
-    before = replace(before, split=(*before.split, TimeShare("saving", 0.06, 0.2)))
-    verification = compare_runs(reread(before), rerun(before, 1.2, split=before.split[:-1]))
-    assert verification.applied is not None
-    assert verification.applied.name == "fewer-checkpoints"
-    assert verification.parts[0].name == "saving"
-
-
-def test_two_remedies_at_once_are_not_passed_off_as_one() -> None:
-    before = make_storage_bound()
-    pin = Remedy("pinned-memory", "pin", 1.2, 1.1, 1.3)
-    before = replace(before, remedies=(*before.remedies, pin))
-    after = rerun(before, 2.4, run={"workers": 32}, facts=set_fact(before, "pinned memory", "True"))
-    verification = compare_runs(reread(before), after)
-    assert verification.applied is not None
-    assert verification.applied.name == "more-workers"
-    assert any("applied at once" in note for note in verification.notes)
+def test_a_remedy_that_the_earlier_run_did_not_predict_is_refused_with_those_that_it_did() -> None:
+    before = replace(make_decode_bound(), remedies=(Remedy("stage", "do it", 1.5, 1.3, 1.7),))
+    with pytest.raises(UsageError, match="predicted nothing for 'pack'") as caught:
+        compare_runs(reread(before), before, "pack")
+    assert caught.value.hint == "it predicted stage"
+    with pytest.raises(UsageError, match="predicted nothing") as caught:
+        compare_runs(reread(replace(before, remedies=())), before, "pack")
+    assert caught.value.hint == "it predicted nothing: leave --applied out"
 
 
 def test_the_same_run_again_is_no_difference() -> None:

@@ -25,7 +25,7 @@ def squeeze(text: str) -> str:
 @pytest.mark.parametrize("name", DIAGNOSES)
 def test_all_that_was_found_is_told(name: str) -> None:
     diagnosis = DIAGNOSES[name]()
-    text = squeeze(draw_full(diagnosis, 80))
+    text, narrow = squeeze(draw_full(diagnosis, 120)), draw_full(diagnosis, 80)
     findings, (helping, useless) = diagnosis.findings, part_remedies(diagnosis.remedies)
     told = [
         *(line for one in findings for line in (one.code, one.title, one.cause, *one.evidence)),
@@ -40,6 +40,9 @@ def test_all_that_was_found_is_told(name: str) -> None:
     ]
     missing = [line for line in told if squeeze(line).rstrip(".") not in text]
     assert missing == []
+    # Beside numbers a name may be wrapped, and numbers stand between its words.
+    words = {word for line in told for word in line.rstrip(".").split() if len(word) < 40}
+    assert [word for word in words if word not in narrow] == []
 
 
 @pytest.mark.parametrize("width", [80, 120])

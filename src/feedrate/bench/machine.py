@@ -24,14 +24,13 @@ from feedrate import documents, kernel
 from feedrate.arrays import U8
 from feedrate.bench.results import MachineResult
 from feedrate.bench.rounds import Clock, Say
-from feedrate.bench.speedtest import choose_device
 from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
 from feedrate.figures import Figure, combine
 from feedrate.files.atomic import writing
 from feedrate.files.own_folder import own_folder
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
-from feedrate.lab.device import BATCH_SIZE, describe_device, measure_model
+from feedrate.lab.device import BATCH_SIZE, choose_device, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
 from feedrate.lab.store import Neighbours
 from feedrate.lab.trial_files import FULL, QUICK, Sizes, check_store, choose_sizes, measure_files

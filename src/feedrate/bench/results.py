@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bench loader`, `bench kernel`, `bench machine`, `speedtest` and `demo` return."""
+"""What `bench` returns, and the runs of `demo`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feedrate.figures import Figure
-from feedrate.lab.device import ModelRate
 from feedrate.loader.results import PixelCheck
 from feedrate.machine.results import Machine, MachineNumbers
 from feedrate.progress import Rejection
@@ -78,24 +77,6 @@ class BenchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoResult:
-    """`feedrate demo`: the same network trained on the same images, before and after packing."""
-
-    images: int
-    held_out_images: int
-    image_bytes: int
-    epochs: int
-    threads: int
-    pack_s: float
-    before: Standing
-    after: Standing
-    ratio: float  # images/s, median over paired runs
-    runs: tuple[BenchRun, ...]
-    kept: str | None  # the folder, when it was kept
-    machine: Machine
-
-
-@dataclass(frozen=True, slots=True)
 class KernelStage:
     """A step of decoding: CPU time per image, and what exactly was timed."""
 
@@ -149,131 +130,6 @@ class KernelResult:
     sets: tuple[KernelSet, ...]
     machine: Machine
     interpolation: str = "bilinear"
-
-
-@dataclass(frozen=True, slots=True)
-class Subset:
-    """Some images of a dataset that were copied, and how fast they could be read where they are.
-
-    Attributes:
-        labels: how many different ones; 0: there are none.
-        listed: images of the dataset that were listed, of which these were drawn.
-        is_whole_listing: those are all; else the time for listing was over.
-        readers: threads that read at once.
-        read_images_per_s: of all readers together, without writing; None: the images were made here.
-        cached_share: of the files that hold them, in the page cache before; None: unknown.
-    """
-
-    images: int
-    labels: int
-    size_bytes: int
-    listed: int
-    is_whole_listing: bool = True
-    readers: int = 1
-    read_images_per_s: float | None = None
-    cached_share: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedRun:
-    """One loader training for a while.
-
-    Attributes:
-        seconds: of the timed steps; what the device did and what it waited adds up to them.
-        wait_s: the device had nothing to do: the batch was not there.
-        copy_s: of batches to the device, as far as the training waits for it.
-        cpu_s: of the process and the loader's workers.
-        utilisation, power_w: of the GPU, means; None: there is none, or it does not tell.
-    """
-
-    contestant: str
-    round: int
-    steps: int
-    images: int
-    seconds: float
-    wait_s: float
-    copy_s: float
-    compute_s: float
-    cpu_s: float
-    utilisation: float | None
-    power_w: float | None
-
-    @property
-    def images_per_s(self) -> float:
-        return self.images / self.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedStanding:
-    """The runs of one loader together.
-
-    Attributes:
-        low_images_per_s, high_images_per_s: of its runs.
-        alone_images_per_s: what it gives when nobody trains.
-        alone_cpu_s_per_image: CPU time for that.
-        wait_share, copy_share, compute_share: of the time of a step.
-        loading: stages of loading, and their shares of its time.
-        by_gpu_share: of the images, decoded on the GPU.
-        limit: what a step waits for most, by the cost model: disk, cpu, copy or device.
-        limits_images_per_s: how many images per second each part would allow if it were alone.
-    """
-
-    contestant: str
-    images: int
-    images_per_s: float
-    low_images_per_s: float
-    high_images_per_s: float
-    alone_images_per_s: float
-    alone_cpu_s_per_image: float
-    wait_share: float
-    copy_share: float
-    compute_share: float
-    cpu_s: float
-    device_s: float
-    utilisation: float | None
-    power_w: float | None
-    loading: Mapping[str, float]
-    by_gpu_share: float
-    limit: str
-    limits_images_per_s: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedtestResult:
-    """`feedrate speedtest`: `after` is feedrate, `before` the loader that everybody starts with.
-
-    Attributes:
-        source: as the user named it; None: images that were made.
-        device: its name; `device_kind` is cpu or cuda.
-        device_alone: what the device takes of batches that are on it already.
-        copy_s: one batch to the device, alone.
-        ratio: images/s trained, median over paired runs.
-        verdict: the limit in one sentence; `advice`: what to do, `next_command`: what to type for it.
-        notes: what else the user should know.
-        seconds: that all of it took.
-    """
-
-    source: str | None
-    subset: Subset
-    model: str
-    device: str
-    device_kind: str
-    dtype: str
-    batch_size: int
-    image_side: int
-    workers: int
-    device_alone: ModelRate
-    copy_s: float
-    before: SpeedStanding
-    after: SpeedStanding
-    ratio: float
-    runs: tuple[SpeedRun, ...]
-    verdict: str
-    advice: str
-    next_command: str
-    notes: tuple[str, ...]
-    seconds: float
-    machine: Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             exit_code: int = arguments.run(arguments)
     except FeedrateError as error:
         say_error(error.message, error.hint)
-        return EXIT_FAILED
+        return error.exit_code
     except MemoryError as error:
         say_error(str(error) or "out of memory", "fewer --workers need less, where the command has them")
         return EXIT_FAILED

@@ -32,7 +32,7 @@ from feedrate.cli.output import (
     show,
     write_text,
 )
-from feedrate.errors import DoctorError, NotFound, UsageError
+from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from feedrate.doctor.options import DoctorOptions
@@ -110,7 +110,7 @@ def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Diagnos
     from feedrate.doctor.compare import compare_runs
     from feedrate.report.doctor_verify import draw_gate, draw_verification
 
-    verification = compare_runs(before, diagnosis)
+    verification = compare_runs(before, diagnosis, arguments.applied)
     stream = sys.stderr if arguments.json == "-" else sys.stdout
     show("\n" + draw_verification(verification), stream)
     if arguments.max_slowdown is None:
@@ -119,13 +119,13 @@ def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Diagnos
     return verification.keeps_speed(float(arguments.max_slowdown))
 
 
-def read_before(path: Path) -> Diagnosis:
-    """Return the diagnosis of an earlier document.
+def read_before(path: Path, applied: str | None) -> Diagnosis:
+    """Return the diagnosis of an earlier document, which has predicted what was `applied`.
 
     Raises:
         NotFound, UsageError: there is none, or nothing can be compared with it.
     """
-    from feedrate.doctor.compare import check_speed
+    from feedrate.doctor.compare import check_speed, find_remedy
     from feedrate.doctor.results import load_diagnosis
     from feedrate.errors import suggest_path
 
@@ -138,6 +138,8 @@ def read_before(path: Path) -> Diagnosis:
     try:
         before = load_diagnosis(document)
         check_speed(before)  # now, and not when the run is over
+        if applied is not None:
+            find_remedy(before, applied)
     except UsageError as error:
         raise UsageError(f"cannot compare with {path} (--verify): {error}", hint=error.hint) from error
     return before
@@ -178,7 +180,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--verify", type=Path, metavar="BEFORE.json",
-        help="compare with an earlier --json: what was predicted, and what came",
+        help="compare with an earlier --json: what differs, and how much faster this run is",
+    )  # fmt: skip
+    parser.add_argument(
+        "--applied", metavar="NAME",
+        help="with --verify: the remedy of the earlier run that you applied; was its gain predicted well?",
     )  # fmt: skip
     parser.add_argument(
         "--max-slowdown", type=share, metavar="SHARE",
@@ -206,23 +212,18 @@ def run(arguments: argparse.Namespace) -> int:
     check_command(command, "feedrate doctor")
     if arguments.trace is not None:
         check_target(arguments.trace, force=arguments.force)
-    if arguments.max_slowdown is not None and arguments.verify is None:
-        raise UsageError(
-            "--max-slowdown compares with an earlier run, and --verify names none",
-            hint="add --verify BEFORE.json, a file that 'feedrate doctor --json' wrote",
-        )
-    before = None if arguments.verify is None else read_before(arguments.verify)
+    for option, value in (("--max-slowdown", arguments.max_slowdown), ("--applied", arguments.applied)):
+        if value is not None and arguments.verify is None:
+            raise UsageError(
+                f"{option} compares with an earlier run, and --verify names none",
+                hint="add --verify BEFORE.json, a file that 'feedrate doctor --json' wrote",
+            )
+    before = None if arguments.verify is None else read_before(arguments.verify, arguments.applied)
     from feedrate.doctor.examine import examine
 
     talk(announce(options))
-    try:
-        with ended_like_an_interrupt():
-            diagnosis = examine(command, options, watch=talk)
-    except DoctorError as error:
-        from feedrate.cli import say_error
-
-        say_error(error.message, error.hint)
-        return error.exit_code
+    with ended_like_an_interrupt():
+        diagnosis = examine(command, options, watch=talk)
     return write_report(arguments, diagnosis, before)
 
 

@@ -14,6 +14,7 @@ COMMANDS: dict[str, str] = {
 # The first word after `feedrate`, and an option -> what to type instead.
 OPTIONS: dict[tuple[str, str], str] = {
     ("stage", "--nodes"): "start it on each node of the job: srun --ntasks-per-node=1 feedrate stage SOURCE",
+    ("speedtest", "--seconds"): "leave it out, or see fewer steps: feedrate speedtest --quick",
     ("watch", "--"): "start it by itself, and watch it: python train.py & feedrate watch $!",
     ("plan", "--machines"): "plan for each kind of node: feedrate plan DATASET --what-if cores=64 gpu=4xA100",
 }

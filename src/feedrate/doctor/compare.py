@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate doctor --verify`: this run against an earlier one. What was changed, and what did it give?
+"""`feedrate doctor --verify`: this run against an earlier one. What differs, and what did a remedy give?
 
 Are both runs of the same training at all? A remedy may change much: a copy of the script may hold it, the
 dataset may be wrapped or be feedrate's now, the model compiled. One such difference is a change; several at
@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from feedrate.doctor.results import CONTENDED, Diagnosis, PartChange, Remedy, Verification
 from feedrate.errors import UsageError, clean
@@ -29,64 +29,30 @@ _SET = (
 )  # fmt: skip
 _PLACE = re.compile(r", made at .*")  # moves with every edit of the script
 _SHAPE = re.compile(r"\b\d+(?:x\d+)*\b(?=,|$)")
-_NONE = "none"  # an option of feedrate.Loader that is not set
-_GONE = 0.5  # a part that shrank by this much was worked on
-_NOTICED = 0.05  # of the step or the sample: less is noise
-# What leaves the same trace as another remedy.
-_MORE_USUAL = {"normalise": "faster-decode", "preprocess-once": "cache-in-memory"}
-# What `feedrate.Loader` does along with the rest: where it was predicted, that is the prediction that counts.
-_WITH_LOADER = ("faster-decode", "pack", "pinned-memory", "lighter-handover")
-# Remedies that leave no trace in the settings: the parts of the step that they make shorter, ...
-_SHORTER_STEP = {
-    "remove-sync": ("waiting for the device", "sync"),
-    "keep-on-device": ("copy back", "readback", "output"),
-    "fewer-evaluations": ("valid",),
-    "fewer-checkpoints": ("sav", "checkpoint"),
-    "write-less": ("writ",),
-    "persistent-workers": ("epoch",),
-    "speed-up-loop": ("own code", "other"),
-    "move-to-workers": ("own code", "other"),
-    "pinned-memory": ("copy to",),
-}
-# ... or the kinds of a sample's parts, on a core (0) or blocked (1).
-_KEPT = (("read", 0), ("read", 1), ("decode", 0), ("decode", 1), ("transform", 0), ("rest", 0))
-_WAITS = (("read", 1), ("decode", 1), ("rest", 1))
-_SHORTER_SAMPLE = {
-    "vectorise-transform": (("transform", 0), ("rest", 0)),
-    "preprocess-once": _KEPT,
-    "faster-decode": (("decode", 0),),
-    "normalise": (("decode", 0),),
-    "cache-in-memory": _KEPT,
-    "warm-page-cache": _WAITS,
-    "stage": _WAITS,
-    "pack": (("read", 0), ("read", 1)),
-    "lighter-handover": (("collate", 0), ("hand-over", 0)),
-    "clone-views": (("hand-over", 0),),
-    "rechunk": (("read", 0),),
-    "index-batches": (("transform", 0), ("rest", 0), ("collate", 0)),
-}
 
 
-def compare_runs(before: Diagnosis, after: Diagnosis) -> Verification:
+def compare_runs(before: Diagnosis, after: Diagnosis, applied: str | None = None) -> Verification:
     """Compare a run with an earlier one, and with what that one predicted.
 
+    Args:
+        applied: the name of the earlier run's remedy that was applied since.
+
     Raises:
-        UsageError: one of them has no speed.
+        UsageError: one of them has no speed; the earlier run predicted nothing of that name.
     """
+    remedy = None if applied is None else find_remedy(before, applied)
     check_speed(before)
     if not _has_speed(after):
         raise UsageError("this run saw no whole step: there is nothing to compare")
     old, new = _Run(before), _Run(after)
     speedup = after.run.samples_per_s / before.run.samples_per_s
     differs = _list_differences(old, new)
-    comparison = _Comparison(old, new)
-    applied = None if differs else comparison.find_applied()
     return Verification(
         before_samples_per_s=before.run.samples_per_s,
         after_samples_per_s=after.run.samples_per_s,
         actual_speedup=speedup,
-        applied=applied,
-        is_inside=applied.low <= speedup <= applied.high if applied is not None else None,
+        applied=remedy,
+        is_inside=None if remedy is None or differs else remedy.low <= speedup <= remedy.high,
         changed=tuple(_list_changes(old, new)),
         gone=tuple(code for code in old.codes if code not in new.codes),
         new=tuple(code for code in new.codes if code not in old.codes),
@@ -96,11 +62,28 @@ def compare_runs(before: Diagnosis, after: Diagnosis) -> Verification:
         before_exposed_share=old.exposed_share,
         after_exposed_share=new.exposed_share,
         parts=tuple(_compare_parts(old, new)),
-        notes=(*comparison.notes, *_list_reservations(old, new)),
+        notes=tuple(_list_reservations(old, new)),
         differs=differs,
         busy_before=old.busy,
         busy_after=new.busy,
     )
+
+
+def find_remedy(before: Diagnosis, name: str) -> Remedy:
+    """Return a remedy of which an earlier run predicted the gain.
+
+    Raises:
+        UsageError: it predicted none of that name.
+    """
+    known = {
+        one.name: one
+        for one in before.remedies
+        if all(map(is_number, (one.predicted_speedup, one.low, one.high)))
+    }
+    if name in known:
+        return known[name]
+    hint = f"it predicted {', '.join(known)}" if known else "it predicted nothing: leave --applied out"
+    raise UsageError(f"the earlier run predicted nothing for '{clean(name)}' (--applied)", hint=hint)
 
 
 def check_speed(before: Diagnosis) -> None:
@@ -132,11 +115,6 @@ class _Run:
         self.argv, self.run = diagnosis.command, diagnosis.run
         self.facts = {one.name: one.value for one in diagnosis.facts}
         self.codes = tuple(one.code for one in diagnosis.findings)
-        self.remedies = [
-            one
-            for one in diagnosis.remedies
-            if all(map(is_number, (one.predicted_speedup, one.low, one.high)))
-        ]
         share = self.run.exposed_wait_share
         self.exposed_share = share if is_number(share) else None
         real = next((one for one in diagnosis.rates if one.name == "real"), None)
@@ -157,12 +135,6 @@ class _Run:
         # Without the place: a script may be in a folder that is called so.
         named = (_PLACE.sub("", self.facts.get(name, "")) for name in ("loader", "dataset"))
         return any("feedrate" in name.lower() for name in named)
-
-    @property
-    def is_cached(self) -> bool:
-        """Return whether the dataset is one that `feedrate.cached` wraps."""
-        name = self.facts.get("dataset", "").partition(",")[0]
-        return name.startswith("feedrate") and name.endswith((".Cached", ".Mapped"))
 
     @property
     def script(self) -> str:
@@ -262,135 +234,3 @@ def _list_reservations(old: _Run, new: _Run) -> list[str]:
     if fewest < _FEW_STEPS:
         said.append(f"one of the runs saw {format_count(int(fewest), 'step')} only: its speed is rough")
     return said
-
-
-class _Comparison:
-    """Finds the remedy that was applied, by what differs; `notes`: sentences on what makes that unsure."""
-
-    def __init__(self, before: _Run, after: _Run) -> None:
-        self.before, self.after = before, after
-        self.notes: list[str] = []
-
-    def find_applied(self) -> Remedy | None:
-        tests = self._tests
-        applied = [one for one in self.before.remedies if one.name in tests and tests[one.name](self, one)]
-        if not applied:
-            drops = [(self._measure_drop(one), one) for one in self.before.remedies]
-            drop, shorter = max(drops, key=lambda pair: pair[0], default=(0.0, None))
-            if shorter is not None and drop >= _GONE:
-                applied = [shorter]
-                self.notes.append(
-                    f"'{shorter.title}' was recognised by what became shorter, not by a setting"
-                )
-        names = [one.name for one in applied]
-        for one in [one for one in applied if _MORE_USUAL.get(one.name) in names]:
-            # It cannot be told from the other one, which is the more usual.
-            applied.remove(one)
-            self.notes.append(f"if '{one.title}' was done, {one.gain} was predicted")
-        if "loader" in names:
-            applied = [one for one in applied if one.name not in _WITH_LOADER]
-        helping = [one for one in applied if one.helps]
-        if len(helping) > 1:
-            titles = " and ".join(f"'{one.title}'" for one in helping)
-            self.notes.append(f"{titles} were applied at once, but predicted one by one")
-        return max(applied, key=lambda one: one.predicted_speedup, default=None)
-
-    def _facts(self, name: str) -> tuple[str | None, str | None]:
-        return self.before.facts.get(name), self.after.facts.get(name)
-
-    def _has_turned(self, name: str, is_wanted: Callable[[str], bool]) -> bool:
-        """Return whether a fact is as wanted now, and was not before."""
-        old, new = self._facts(name)
-        return old is not None and new is not None and is_wanted(new.lower()) and not is_wanted(old.lower())
-
-    def _is_set_now(self, name: str) -> bool:
-        """Return whether an option of feedrate.Loader has a value that it did not have."""
-        old, new = self._facts(name)
-        return old == _NONE and new not in (None, _NONE)
-
-    def _has_other_workers(self, one: Remedy) -> bool:
-        old, new = self.before.run.workers, self.after.run.workers
-        if not (is_number(old) and is_number(new)) or old == new:
-            return False
-        if (new > old) != (one.name == "more-workers") or self.after.facts.get("threads"):
-            return False  # with threads it is a feedrate.Loader, which has no workers
-        number = re.search(r"num_workers=(\d+)|use (\d+) worker", f"{one.change or ''} {one.title}")
-        wanted = int(number.group(1) or number.group(2)) if number else None
-        if wanted is None or wanted == new:
-            return True
-        now = format_number(new)
-        self.notes.append(f"the prediction was for {wanted} workers; with {now} it says nothing")
-        return False
-
-    def _is_moved(self, _: Remedy) -> bool:
-        if self.after.uses_feedrate and not self.before.uses_feedrate:
-            return False
-        pairs = [self._facts(name) for name in ("data lies in", "file system")]
-        return self._is_set_now("scratch") or any(None not in pair and pair[0] != pair[1] for pair in pairs)
-
-    def _is_fed(self, _: Remedy) -> bool:
-        return self.after.uses_feedrate and not (self.before.uses_feedrate or self.after.is_cached)
-
-    def _is_replaced(self, one: Remedy) -> bool:
-        """The whole DataLoader, not its dataset alone."""
-        return self._is_fed(one) and self.after.facts.get("loader", "").startswith("feedrate.Loader")
-
-    def _is_cached(self, _: Remedy) -> bool:
-        return (self.after.is_cached and not self.before.is_cached) or self._is_set_now("cache")
-
-    def _is_normalised(self, one: Remedy) -> bool:
-        """Of two runs of a Loader: Pillow has much less to do than it had."""
-        old, new = (re.match(r"(\d+)%", value or "") for value in self._facts("decoded by Pillow"))
-        if old is None or new is None:
-            return self._is_fed(one)
-        before, after = int(old.group(1)), int(new.group(1))
-        return before - after >= _GONE * before > 0
-
-    def _has_more_threads(self, _: Remedy) -> bool:
-        old, new = (re.match(r"\d+", value or "") for value in self._facts("threads"))
-        return old is not None and new is not None and int(new.group()) > int(old.group())
-
-    _tests: Mapping[str, Callable[[_Comparison, Remedy], bool]] = {
-        "more-workers": _has_other_workers,
-        "fewer-workers": _has_other_workers,
-        "more-shards": lambda self, _: self._has_turned("workers without data", lambda value: value == "0"),
-        "persistent-workers": lambda self, _: self._has_turned("persistent workers", _is_true),
-        "pinned-memory": lambda self, _: self._has_turned("pinned memory", _is_true),
-        "uint8-transfer": lambda self, _: self._has_turned("batch", lambda value: "uint8" in value),
-        "half-precision": lambda self, _: self._has_turned("precision", lambda value: "16" in value),
-        "channels-last": lambda self, _: self._has_turned("channels last", _is_true),
-        "loader": _is_replaced,
-        "pack": _is_fed,
-        "faster-decode": _is_fed,
-        "normalise": _is_normalised,
-        "more-threads": _has_more_threads,
-        "batches-on-device": lambda self, _: self._has_turned(
-            "batches arrive on", lambda value: value != "the host"
-        ),
-        "cache-in-memory": _is_cached,
-        "preprocess-once": _is_cached,
-        "stage": _is_moved,
-        "use-gpu": lambda self, _: self.before.run.device == "cpu" and self.after.run.device != "cpu",
-    }
-
-    def _measure_drop(self, one: Remedy) -> float:
-        """Return by which share that part became shorter that this remedy is for; 0: not worth a word."""
-        runs = (self.before, self.after)
-        if one.name in _SHORTER_STEP:
-            words = _SHORTER_STEP[one.name]
-            old, new = (
-                sum(s for name, s in run.split.items() if any(word in name.lower() for word in words))
-                for run in runs
-            )
-            whole = sum(self.before.split.values())
-        elif one.name in _SHORTER_SAMPLE and self.before.sample and self.after.sample:
-            kinds = _SHORTER_SAMPLE[one.name]
-            old, new = (sum(run.sample.get(kind, (0.0, 0.0))[where] for kind, where in kinds) for run in runs)
-            whole = sum(core + blocked for core, blocked in self.before.sample.values())
-        else:
-            return 0.0
-        return 1 - new / old if old > 0 and old - new >= _NOTICED * whole else 0.0
-
-
-def _is_true(value: str) -> bool:
-    return value.startswith(("true", "yes", "on"))

@@ -6,13 +6,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from feedrate.bench.results import (
-    BenchResult,
-    DemoResult,
-    KernelResult,
-    KernelSet,
-    KernelStanding,
-)
+from feedrate.bench.results import BenchResult, KernelResult, KernelSet, KernelStanding
+from feedrate.demo.results import DemoResult
 from feedrate.loader.results import PixelCheck
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
 

@@ -7,10 +7,19 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from feedrate.doctor.results import CONTENDED, Diagnosis, Finding, Remedy, RunFacts, SamplePart, TimeShare
+from feedrate.doctor.results import (
+    CONTENDED,
+    Diagnosis,
+    Finding,
+    HotLine,
+    Remedy,
+    RunFacts,
+    SamplePart,
+    TimeShare,
+)
 from feedrate.errors import clean
 from feedrate.report import doctor_words as words
-from feedrate.report.lines import count_cells, cut, pad, wrap
+from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, wrap
 from feedrate.report.page import describe_machine
 from feedrate.units import format_count, is_number
 
@@ -313,161 +322,109 @@ def _shorten(text: str, width: int) -> str:
     return text if count_cells(text) <= width else cut(text, max(0, width - 3))[0].rstrip() + "..."
 
 
-_BESIDE = 42  # columns that the names of a table leave to what stands beside them: a row of numbers whole
 _FULL_BAR = 16
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
 def draw_full(diagnosis: Diagnosis, width: int = 80) -> str:
     """Return the whole report. Only what is to be typed may be wider than the terminal."""
-    page, run = _Page(width), diagnosis.run
-    page.add(words.verdict(diagnosis))
-    page.head("The run")
-    page.add(f"$ {shlex.join(diagnosis.command)}", "  ", "    ")
+    lines: list[Line] = [words.verdict(diagnosis)]
+    for title, body in _list_sections(diagnosis, width):
+        told = [line for line in body if isinstance(line, Command) or "".join(line).strip()]
+        lines += ["", title, *told] if told else []
+    return lay_out(map(_clean, lines), width, cuts=True)
+
+
+def _clean(line: Line) -> Line:
+    cells = [type(cell)(clean(cell)) for cell in ((line,) if isinstance(line, str) else line)]
+    return cells[0] if isinstance(line, str) else tuple(cells)
+
+
+def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iterable[Line]]]:
+    run, machine = diagnosis.run, describe_machine(diagnosis.machine)
+    step = f"  a step takes {words.step(run)} ({', '.join(words.list_setting(run))})" if run.steps else ""
+    yield "The run", [f"  $ {shlex.join(diagnosis.command)}", step]
+    helping, useless = words.part_remedies(diagnosis.remedies)
     if run.steps:
-        page.add(f"a step takes {words.step(run)} ({', '.join(words.list_setting(run))})", "  ", "    ")
-    _draw_remedies(page, diagnosis)
-    page.head("Why")
-    for one in diagnosis.findings:
-        _draw_finding(page, one, diagnosis)
-    page.head("Where a step's time goes")
-    page.table((one.name, _word_share(one)) for one in diagnosis.split)
-    page.head("Where a sample's time goes: in all; on a core, queued for one, blocked")
-    page.table((f"{one.kind}: {one.name}", _word_part(one)) for one in diagnosis.sample)
-    page.head("Step by step: the higher, the longer")
+        cures = [line for one in helping for line in _list_remedy(one, has_gain=True)]
+        yield "What would help: speed-up of the whole run", cures
+        yield "Would give nothing", [f"  - {words.useless(one)}" for one in useless]
+    else:  # of a run that ended before its first step nothing can be predicted
+        yield "What to do", [line for one in diagnosis.remedies for line in _list_remedy(one, has_gain=False)]
+    yield "Why", [line for one in diagnosis.findings for line in _list_finding(one, diagnosis)]
+    yield "Where a step's time goes", map(_list_share, diagnosis.split)
+    title = "Where a sample's time goes: in all; on a core, queued for one, blocked"
+    yield title, map(_list_part, diagnosis.sample)
     phases: dict[str, list[float]] = {}
     for row in diagnosis.timeline:
         phases.setdefault(row.phase, []).append(row.wall_s)
-    page.table(
-        (f"{phase}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
-        for phase, walls in phases.items()
-    )
-    page.head("What each part could do")
-    page.table(
-        (one.title, f"{words.rate(one.samples_per_s)} ({words.number(one.low)} to {words.number(one.high)})")
-        for one in diagnosis.rates
-    )
-    page.head("Busy lines of code")
-    for line in diagnosis.hot_lines:
-        where = "training process" if line.where == "main" else line.where
-        page.item(f"{words.share(line.share)} of the looks at the {where}: {line.place} {line.function}")
-        page.add(line.source, "      ", "      ")
-    page.head("What the machine did: in the steps, and at most in the whole run")
-    page.table((one.name, words.curve(one)) for one in diagnosis.curves)
-    page.head("Machine and data")
-    page.table((one.name, one.value) for one in diagnosis.facts)
-    page.add(describe_machine(diagnosis.machine), "  ", "    ")
-    page.head("What was done and seen")
-    page.item(f"{words.end(run)}; {words.seconds(run.seconds)}")
-    page.item(f"{format_count(run.warmup_steps, 'step')} of warm-up left out of the figures")
-    for text in (*run.experiments, *(f"not seen: {text}" for text in run.unseen)):
-        page.item(text)
-    page.item(f"the doctor itself: {words.overhead(diagnosis)}")
-    return page.text()
+    yield (
+        "Step by step: the higher, the longer",
+        [(f"{phase}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
+         for phase, walls in phases.items()],
+    )  # fmt: skip
+    yield (
+        "What each part could do",
+        [(one.title, f"{words.rate(one.samples_per_s)} ({words.number(one.low)} to {words.number(one.high)})")
+         for one in diagnosis.rates],
+    )  # fmt: skip
+    yield "Busy lines of code", [text for one in diagnosis.hot_lines for text in _list_hot(one)]
+    title = "What the machine did: in the steps, and at most in the whole run"
+    yield title, [(one.name, words.curve(one)) for one in diagnosis.curves]
+    facts = [(one.name, one.value or "-") for one in diagnosis.facts]
+    yield "Machine and data", [*facts, f"  {machine}"]
+    done = [f"{words.end(run)}; {words.seconds(run.seconds)}",
+            f"{format_count(run.warmup_steps, 'step')} of warm-up left out of the figures",
+            *run.experiments, *(f"not seen: {text}" for text in run.unseen),
+            f"the doctor itself: {words.overhead(diagnosis)}"]  # fmt: skip
+    yield "What was done and seen", [f"  - {text}" for text in done]
 
 
-class _Page:
-    """Lines no wider than the terminal; a heading that nothing follows is left out."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-        self._lines: list[str] = []
-        self._heading = ""
-
-    def head(self, title: str) -> None:
-        self._heading = title
-
-    def add(self, text: str, first: str = "", rest: str = "") -> None:
-        """Add a paragraph with so much in front of its lines."""
-        if text := clean(text).strip():
-            self._put(wrap(text, self._width, first, rest, cuts=True))
-
-    def item(self, text: str) -> None:
-        self.add(text, "  - ", "    ")
-
-    def copy(self, text: str, indent: str) -> None:
-        """Add what is to be typed: on one line, however long, so that it can be copied."""
-        self._put([f"{indent}{clean(text)}"])
-
-    def code(self, text: str) -> None:
-        """Add lines to paste: little indented, so that none is broken at the edge of a terminal."""
-        self._put(["", *(f"  {clean(line)}" for line in text.rstrip().split("\n")), ""])
-
-    def table(self, rows: Iterable[tuple[str, str]]) -> None:
-        pairs = [(clean(name), text) for name, text in rows]
-        beside = min(max((count_cells(text) for _, text in pairs), default=0), _BESIDE)
-        label = min(max((count_cells(name) for name, _ in pairs), default=0), self._width - beside - 4)
-        for name, text in pairs:
-            if count_cells(name) > label:
-                self.add(name, "  ", "    ")
-                name = ""
-            self.add(text or "-", f"  {pad(name, label)}  ", " " * (label + 4))
-
-    def text(self) -> str:
-        return "\n".join([*self._lines, ""])
-
-    def _put(self, lines: Sequence[str]) -> None:
-        if self._heading and lines:
-            self._lines += ["", self._heading]
-            self._heading = ""
-        self._lines += [line.rstrip() for line in lines]
-
-
-def _draw_remedies(page: _Page, diagnosis: Diagnosis) -> None:
-    helping, useless = words.part_remedies(diagnosis.remedies)
-    if not diagnosis.run.steps:
-        # Of a run that ended before its first step nothing can be predicted.
-        helping, useless = list(diagnosis.remedies), []
-    page.head("What would help: speed-up of the whole run" if diagnosis.run.steps else "What to do")
-    for one in helping:
-        _draw_remedy(page, one, has_gain=diagnosis.run.steps > 0)
-    page.head("Would give nothing")
-    for one in useless:
-        page.item(words.useless(one))
-
-
-def _draw_remedy(page: _Page, one: Remedy, *, has_gain: bool) -> None:
-    indent = " " * (_GAIN if has_gain else 4)
+def _list_remedy(one: Remedy, *, has_gain: bool) -> Iterator[Line]:
+    indent = " " * (_GAIN + 1 if has_gain else 4)
     said = f" ({'tried in this run' if one.basis == 'measured' else 'predicted'}"
     said += f"; then the limit is {one.next_bottleneck})" if one.next_bottleneck else ")"
-    gain = f"  {one.gain} " if has_gain else "  - "
-    page.add(f"{one.title}{said if has_gain else ''}", gain.ljust(len(indent)), indent)
+    yield (f"{one.gain:<{_GAIN - 3}}", one.title + said) if has_gain else f"  - {one.title}"
     if one.command:
-        page.copy(f"$ {one.command}", indent)
+        yield Command(f"{indent}$ {one.command}")
     if one.change:
-        page.copy(one.change, indent)
-    page.add(one.note, indent, indent)
-    if one.code:
-        page.code(one.code)
+        yield Command(f"{indent}{one.change}")
+    yield indent + one.note
+    if one.code:  # little indented, so that none is broken at the edge of a terminal
+        yield from map(Command, ["", *(f"  {line}" for line in one.code.rstrip().split("\n")), ""])
     if one.left_out:
-        page.add("What this does not do, or does otherwise:", indent, indent)
-    for text in one.left_out:
-        page.add(text, f"{indent}- ", f"{indent}  ")
+        yield f"{indent}What this does not do, or does otherwise:"
+        yield from (f"{indent}- {text}" for text in one.left_out)
 
 
-def _draw_finding(page: _Page, one: Finding, diagnosis: Diagnosis) -> None:
+def _list_finding(one: Finding, diagnosis: Diagnosis) -> Iterator[Line]:
     # A run that died before its first step has no time to take a share of.
     share = f" {words.share(one.share)} of the time" if diagnosis.run.steps else ""
-    page.add(f"{one.code}{share}{words.reason(one, diagnosis.findings)}: {one.title}", "  ", "    ")
-    page.add(one.cause, "    ", "    ")
-    for text in one.evidence:
-        page.add(text, "    - ", "      ")
+    yield f"  {one.code}{share}{words.reason(one, diagnosis.findings)}: {one.title}"
+    yield f"    {one.cause}"
+    yield from (f"    - {text}" for text in one.evidence)
     numbers = "; ".join(words.named(name, value) for name, value in one.numbers.items())
-    page.add(f"({numbers})" if numbers else "", "    ", "    ")
+    yield f"    ({numbers})" if numbers else ""
 
 
-def _word_share(one: TimeShare) -> str:
+def _list_hot(line: HotLine) -> list[str]:
+    where = "training process" if line.where == "main" else line.where
+    told = f"  - {words.share(line.share)} of the looks at the {where}: {line.place} {line.function}"
+    return [told, f"      {line.source.strip()}"]
+
+
+def _list_share(one: TimeShare) -> Line:
     idle = one.exposed_s_per_step
     more = [*([f"device idle {words.seconds(idle)}"] if idle is not None else []), one.detail]
     bar = "█" * round(_FULL_BAR * words.clamp(one.share))
-    numbers = f"{words.seconds(one.seconds_per_step):>8}{words.share(one.share):>6}  {bar:<{_FULL_BAR}}"
-    return f"{numbers}  {', '.join(filter(None, more))}".rstrip()
+    numbers = Number(words.seconds(one.seconds_per_step)), Number(words.share(one.share))
+    return one.name, *numbers, f"{bar:<{_FULL_BAR}}  {', '.join(filter(None, more))}"
 
 
-def _word_part(one: SamplePart) -> str:
+def _list_part(one: SamplePart) -> Line:
     states = (one.cpu_s, one.queue_s, one.blocked_s)
-    told = "".join(f"{words.seconds(seconds):>9}" for seconds in states)
-    return f"{words.seconds(sum(states)):>8}{words.share(one.share):>6};{told}"
+    shares = f"{words.share(one.share)};", *map(words.seconds, states)
+    return f"{one.kind}: {one.name}", *map(Number, (words.seconds(sum(states)), *shares))
 
 
 def _draw_line(values: Sequence[float], width: int) -> str:

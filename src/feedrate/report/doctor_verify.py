@@ -91,7 +91,7 @@ def _describe_speed(rate: float, spread: tuple[float, float] | None) -> str:
 
 def _describe_prediction(v: Verification) -> str:
     if v.applied is None:
-        return "nothing: no remedy of the earlier run is seen to be applied"
+        return "--applied NAME says which remedy of the earlier run to hold against this one"
     return f"{v.applied.gain} by '{clean(v.applied.title)}'"
 
 

@@ -71,19 +71,22 @@ def pad(text: str, cells: int) -> str:
     return text + " " * (cells - count_cells(text))
 
 
-def lay_out(lines: Iterable[Line], width: int | None = None) -> str:
-    """Return a report as text of at most `width` cells a line; None: a line each, however long."""
+def lay_out(lines: Iterable[Line], width: int | None = None, *, cuts: bool = False) -> str:
+    """Return a report as text of at most `width` cells a line; None: a line each, however long.
+
+    With `cuts` a word that is longer than a line is cut: nothing but a `Command` is to be copied.
+    """
     laid: list[str] = []
     for is_table, group in groupby(lines, lambda line: isinstance(line, tuple)):
         if is_table:
-            laid += _lay_table([row for row in group if isinstance(row, tuple)], width)
+            laid += _lay_table([row for row in group if isinstance(row, tuple)], width, cuts)
             continue
         for line in group:
             if width is None or not isinstance(line, str) or isinstance(line, Command):
                 laid.append(str(line))
             else:
                 indent = line[: len(line) - len(line.lstrip(" "))]
-                laid += wrap(line.lstrip(" "), width, indent, indent + _INDENT)
+                laid += wrap(line.lstrip(" "), width, indent, indent + _INDENT, cuts=cuts)
     return "\n".join([*laid, ""])
 
 
@@ -131,7 +134,7 @@ def measure_names(rows: Sequence[tuple[str, ...]], width: int) -> int:
     return width - len(_INDENT) - sum(len(_GAP) + max(map(count_cells, column)) for column in columns)
 
 
-def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
+def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None, cuts: bool) -> list[str]:
     columns = range(max(map(len, rows)))
     # The last cell of a row has nothing beside it: it is as wide as it likes, and wrapped.
     padded = [sorted([0, *(count_cells(row[i]) for row in rows if _is_padded(row, i))]) for i in columns]
@@ -144,7 +147,7 @@ def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
         room = measure_names(rows, width)
         if starts and len(cells) > 2 and is_of_numbers and room >= len(_INDENT):
             cells[0] = room if room >= _LEAST_NAME else len(_INDENT)
-            return [line for row in rows for line in _lay_named_numbers(row, cells, width)]
+            return [line for row in rows for line in _lay_named_numbers(row, cells, width, cuts)]
         usual, left_out = list(cells), [0] * len(cells)
         while starts:
             # A few cells far wider than the others stand on lines of their own, the rest side by side.
@@ -155,7 +158,8 @@ def _lay_table(rows: Sequence[tuple[str, ...]], width: int | None) -> list[str]:
             usual[widest] = padded[widest][max(-1 - left_out[widest], -len(padded[widest]))]
             if not _break_columns(usual, least, width):
                 cells, starts = usual, set()
-    return [line for row in rows for line in _lay_row(row, cells, starts, width)]
+        cells = [min(size, width - 2 * len(_INDENT)) for size in cells]
+    return [line for row in rows for line in _lay_row(row, cells, starts, width, cuts)]
 
 
 def _is_padded(row: tuple[str, ...], i: int) -> bool:
@@ -166,14 +170,14 @@ def _front(row: tuple[str, ...]) -> str:
     return "> " if isinstance(row[0], Chosen) else _INDENT
 
 
-def _lay_named_numbers(row: tuple[str, ...], cells: Sequence[int], width: int) -> list[str]:
+def _lay_named_numbers(row: tuple[str, ...], cells: Sequence[int], width: int, cuts: bool) -> list[str]:
     """Return a name, wrapped between words, with the numbers beside its first line, or below its last."""
     name, *numbers = row
     if cells[0] == len(_INDENT):
-        above = wrap(name, width, _front(row), 2 * _INDENT)
-        return [*above, *_lay_row(("", *numbers), cells, set(), width)]
-    first, *more = wrap(name, cells[0], "", _INDENT)
-    lines = _lay_row((type(name)(first), *numbers), cells, set(), width)
+        above = wrap(name, width, _front(row), 2 * _INDENT, cuts=cuts)
+        return [*above, *_lay_row(("", *numbers), cells, set(), width, cuts)]
+    first, *more = wrap(name, cells[0], "", _INDENT, cuts=cuts)
+    lines = _lay_row((type(name)(first), *numbers), cells, set(), width, cuts)
     return [*lines, *(_INDENT + line for line in more)]
 
 
@@ -189,7 +193,9 @@ def _break_columns(cells: Sequence[int], least: Sequence[int], width: int) -> se
     return starts
 
 
-def _lay_row(row: tuple[str, ...], cells: Sequence[int], starts: set[int], width: int | None) -> list[str]:
+def _lay_row(
+    row: tuple[str, ...], cells: Sequence[int], starts: set[int], width: int | None, cuts: bool
+) -> list[str]:
     lines: list[str] = []
     front = _front(row)
     for i, cell in enumerate(row):
@@ -205,7 +211,7 @@ def _lay_row(row: tuple[str, ...], cells: Sequence[int], starts: set[int], width
             )
             front += _GAP
         else:
-            lines += [(front + cell).rstrip()] if width is None else wrap(cell, width, front, rest)
+            lines += [(front + cell).rstrip()] if width is None else wrap(cell, width, front, rest, cuts=cuts)
             front = rest + " " * cells[i] + _GAP
     return [*lines, front.rstrip()] if front.strip() else lines
 

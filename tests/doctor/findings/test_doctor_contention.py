@@ -21,7 +21,7 @@ from feedrate.doctor.findings.diagnose import diagnose, rank_remedies
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
-from feedrate.doctor.results import Diagnosis, Fact, Finding, Remedy
+from feedrate.doctor.results import Diagnosis, Finding, Remedy
 from feedrate.doctor.run.launch import Observed
 from feedrate.machine import process_tree as trees
 from feedrate.machine.process import ProcessStat
@@ -236,35 +236,3 @@ def test_who_is_fast_enough_on_a_busy_machine_passes_the_gate() -> None:
     before = make_decode_bound()
     after = rerun(before, 1.2, findings=(BUSY, *before.findings))
     assert compare_runs(reread(before), after).keeps_speed(0.05)
-
-
-def test_a_dataset_that_cached_wraps_is_held_against_caching() -> None:
-    before = make_decode_bound()
-    remedies = (
-        Remedy("faster-decode", "decode with feedrate", 3.0, 2.5, 3.5),
-        Remedy("pack", "pack the files", 1.2, 1.1, 1.3),
-        Remedy("cache-in-memory", "keep decoded samples", 2.0, 1.7, 2.4),
-        Remedy("preprocess-once", "do it once", 2.2, 1.8, 2.6),
-    )
-    before = replace(before, remedies=remedies, facts=(Fact("dataset", "data.Photos, 900 samples"),))
-    for wrapper in ("feedrate.loader.cached.Cached", "feedrate.loader.cached.Mapped"):
-        after = rerun(before, 1.9, facts=(Fact("dataset", f"{wrapper}, 900 samples"),))
-        verification = compare_runs(reread(before), after)
-        assert verification.applied is not None
-        assert verification.applied.name == "cache-in-memory"
-        assert verification.is_inside
-        assert not [note for note in verification.notes if "at once" in note]
-
-
-def test_what_a_normalised_pack_would_give_is_said_beside_what_a_plain_one_would() -> None:
-    before = make_decode_bound()
-    remedies = (
-        Remedy("normalise", "pack them as baseline JPEGs", 3.9, 3.2, 4.8),
-        Remedy("faster-decode", "decode with feedrate", 1.4, 1.2, 1.7),
-    )
-    before = replace(before, remedies=remedies, facts=(Fact("dataset", "data.Photos, 900 samples"),))
-    after = rerun(before, 1.4, facts=(Fact("dataset", "feedrate.loader.dataset.Dataset, 900 samples"),))
-    verification = compare_runs(reread(before), after)
-    assert verification.applied is not None
-    assert verification.applied.name == "faster-decode"
-    assert "if 'pack them as baseline JPEGs' was done, 3.9x (3.2-4.8) was predicted" in verification.notes

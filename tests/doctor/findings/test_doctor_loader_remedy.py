@@ -15,14 +15,12 @@ from test_doctor_findings import LOCAL, run_steps
 from feedrate.cli import make_parser
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime, LoaderCall, Measured
-from feedrate.doctor.compare import compare_runs
 from feedrate.doctor.findings.catalogue import list_remedies
 from feedrate.doctor.findings.diagnose import find_causes
 from feedrate.doctor.findings.feed import replace_loader
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.doctor.results import Diagnosis, Fact, Remedy
+from feedrate.doctor.results import Diagnosis, Remedy
 from feedrate.loader.results import LoaderTrial
-from support.diagnoses import make_decode_bound, reread, rerun
 from support.doctor_runs import MS, FakeLoop
 from support.judged_runs import judge
 
@@ -351,25 +349,3 @@ def test_without_a_trial_nothing_is_said(tmp_path: Path) -> None:
     loop.fetches(200, 20, cpu=100, parts=DECODING).write(tmp_path)
     loop.main.write(tmp_path)
     assert find(judge(tmp_path, HERE)[1], "loader") is None
-
-
-@pytest.mark.parametrize(
-    ("fact", "after", "applied"),
-    [
-        ("loader", "feedrate.Loader, made at a.py:3", "loader"),
-        ("dataset", "feedrate.loader.dataset.Dataset, 9 samples", "faster-decode"),
-    ],
-)
-def test_a_loader_is_told_from_a_dataset_in_the_dataloader(fact: str, after: str, applied: str) -> None:
-    remedies = (
-        Remedy("loader", "feed with feedrate.Loader", 4.0, 3.3, 4.9),
-        Remedy("faster-decode", "decode with feedrate", 2.5, 2.0, 3.1),
-        Remedy("pack", "pack the files", 1.1, 1.0, 1.2),
-    )
-    facts = (Fact("loader", "DataLoader, made at a.py:1"), Fact("dataset", "data.Photos, 9 samples"))
-    before = replace(make_decode_bound(), remedies=remedies, facts=facts)
-    changed = tuple(Fact(fact, after) if one.name == fact else one for one in facts)
-    verification = compare_runs(reread(before), rerun(before, 3.0, facts=changed))
-    assert verification.applied is not None
-    assert verification.applied.name == applied
-    assert not [note for note in verification.notes if "feedrate.Loader" in note]
