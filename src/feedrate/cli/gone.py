@@ -13,6 +13,8 @@ COMMANDS: dict[str, str] = {
 
 # The first word after `feedrate`, and an option -> what to type instead.
 OPTIONS: dict[tuple[str, str], str] = {
+    ("index", "--to"): "name the folder in the second word: feedrate index PATH TARGET",
+    ("stage", "--to"): "name the folder as elsewhere: feedrate stage SOURCE --scratch DIR",
     ("stage", "--nodes"): "start it on each node of the job: srun --ntasks-per-node=1 feedrate stage SOURCE",
     ("speedtest", "--seconds"): "leave it out, or see fewer steps: feedrate speedtest --quick",
     ("watch", "--"): "start it by itself, and watch it: python train.py & feedrate watch $!",
