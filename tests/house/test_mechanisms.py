@@ -61,7 +61,6 @@ STANDS_IN = {
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/tree.py",
-            "src/feedrate/lab/store.py",  # below files; stops in the middle of a folder
         },
     ),
     "executors": (
