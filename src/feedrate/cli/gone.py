@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # The words after `feedrate` -> what does their work now.
 COMMANDS: dict[str, str] = {
+    "bench kernel": "decoder against decoder is a script of the repository: python benchmarks/decoders.py",
     "warm": "load a pack into memory: feedrate stage PACK --warm",
 }
 
