@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from feedrate.bench import machine
-from feedrate.bench.machine import bench_machine, choose_stores, load_result
+from feedrate.bench.machine import bench_machine, choose_stores
 from feedrate.bench.results import MachineResult
 from feedrate.cli import main
 from feedrate.errors import NotFound, StorageError, UsageError
@@ -40,7 +40,7 @@ TINY = Sizes(8 << 20, 40, 20_000, 0.3, 0.2)
 
 @pytest.fixture(autouse=True)
 def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    effort = replace(machine._QUICK, photographs=4, seconds=0.01, memory_bytes=1 << 20, cpu_models=())
+    effort = replace(machine._QUICK, photographs=4, seconds=0.01, transfer_bytes=1 << 20, cpu_models=())
     monkeypatch.setattr(machine, "_QUICK", effort)
     monkeypatch.setattr(machine, "QUICK", TINY)
     monkeypatch.setattr(machine.Neighbours, "describe", lambda _: "")
@@ -131,39 +131,6 @@ def test_a_file_is_opened_in_some_time_whatever_its_bytes_took() -> None:
     assert trial_files._combine(large, small, 100_000).file_s.value == 0.0005
 
 
-def test_the_document_that_it_writes_is_read_again(tmp_path: Path) -> None:
-    result = make_machine_result()
-    path = tmp_path / "a.json"
-    path.write_text(dump_document("bench machine", result))
-    assert load_result(path) == result
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "is no JSON document"),
-        ("[1]", "is another document, not one of 'feedrate bench machine'"),
-        ('{"command": "doctor\\u001b[2J"}', r"is a document of 'feedrate doctor\\x1b\[2J', not"),
-        (
-            '{"command": "bench machine"}',
-            "is damaged, or of another version of feedrate: MachineResult has no",
-        ),
-    ],
-)
-def test_another_document_to_compare_with_is_a_sentence(tmp_path: Path, text: str, why: str) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=why):
-        load_result(path)
-
-
-def test_a_document_to_compare_with_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="no file at"):
-        load_result(tmp_path / "none.json")
-    with pytest.raises(StorageError, match=r"cannot read .*: Is a directory"):
-        load_result(tmp_path)
-
-
 def test_stores_are_called_as_they_are_typed_or_by_a_name(tmp_path: Path) -> None:
     (tmp_path / "a=b").mkdir()
     words = ["/data", f"{tmp_path}/a=b", "nfs=/home/x", "./x=y/z"]
@@ -198,7 +165,7 @@ def test_a_store_that_cannot_be_measured_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_less_is_written_where_there_is_less_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_files, "measure_room", lambda _: Room(12 << 20, None))
+    monkeypatch.setattr(trial_files, "measure_room", lambda _: Room(6 << 20, None))
     assert choose_sizes(tmp_path, TINY).file_bytes == 2 << 20
     monkeypatch.setattr(trial_files, "measure_room", lambda _: Room(1000, None))
     with pytest.raises(StorageError, match=r"too little room at .*: 1.00 KB free"):
@@ -308,23 +275,20 @@ def test_the_command_shows_writes_and_keeps_what_was_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(machine, "bench_machine", FakeBench())
-    paths = [str(tmp_path / name) for name in ("a.json", "a.md")]
-    assert main(["bench", "machine", "--json", paths[0], "--markdown", paths[1]]) == 0
+    path = tmp_path / "a.json"
+    assert main(["bench", "machine", "--json", str(path)]) == 0
     assert "open a file, cold" in capsys.readouterr().out
-    assert json.loads(Path(paths[0]).read_text())["command"] == "bench machine"
-    assert Path(paths[1]).read_text().startswith("# Numbers of a machine")
+    assert json.loads(path.read_text())["command"] == "bench machine"
     assert load_numbers() is not None
-    assert main(["bench", "machine", "--compare", paths[0]]) == 0
-    assert "1.00x as fast" in capsys.readouterr().out
 
 
-def test_a_page_that_is_there_is_not_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(machine, "bench_machine", pytest.fail)
-    (tmp_path / "a.md").write_text("mine")
-    assert main(["bench", "machine", "--markdown", str(tmp_path / "a.md")]) == 1
-    assert "is already there" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--compare", "--markdown"])
+def test_an_option_that_is_gone_is_a_sentence(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "machine", option, "a.json"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: 'feedrate bench {option}' is gone")
+    assert "hint: " in said
 
 
 def test_a_state_folder_that_cannot_be_written_stops_nothing(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feedrate.figures import Figure
 from feedrate.loader.results import PixelCheck
 from feedrate.machine.results import Machine, MachineNumbers
 
@@ -81,15 +80,11 @@ class MachineResult:
 
     Attributes:
         numbers: as they are kept of the node, without its name, and with stores by name.
-        decode_all_images_per_s: what all usable cores decode together.
-        pageable_bytes_per_s: to the GPU from memory that is not pinned.
         left_out: what was not measured, and why.
         busy: what other processes took of the cores meanwhile, where it was much: the numbers are not kept.
     """
 
     numbers: MachineNumbers
-    decode_all_images_per_s: Figure
-    pageable_bytes_per_s: Figure | None
     is_quick: bool
     left_out: Mapping[str, str]
     took_s: float

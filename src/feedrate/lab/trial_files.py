@@ -80,7 +80,7 @@ def choose_sizes(folder: Path, wanted: Sizes) -> Sizes:
     is_memory, why = describe_storage(folder).is_memory, ""
     for by in (1, 4, 16):
         sizes = wanted.divided(by)
-        needed = 2 * max(sizes.file_bytes, sizes.files * sizes.each_bytes)  # others write there as well
+        needed = max(sizes.file_bytes, sizes.files * sizes.each_bytes)
         with writing(folder / "files", needed):
             why = _find_lack(folder, sizes, needed, is_memory=is_memory)
         if not why:
