@@ -30,7 +30,7 @@ LAYERS = [
     {"model"},
     {"files"},
     {"kernel", "machine", "stats", "draws"},
-    {"prelist", "one_ahead", "in_time", "recognise"},
+    {"prelist", "calls", "recognise"},
     {"progress", "figures"},
     {"units", "filters", "documents"},
     {"errors", "arrays"},

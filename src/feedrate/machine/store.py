@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import NamedTuple, TypeVar
 
+from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
 from feedrate.figures import ASSUMED, Figure, combine
-from feedrate.in_time import map_in_time
 from feedrate.machine.disk import describe_storage, measure_scratch
 from feedrate.machine.memory import measure_open_residency
 from feedrate.machine.results import StoreSpeed

@@ -21,11 +21,11 @@ from itertools import repeat
 from typing import NamedTuple
 
 from feedrate import kernel
+from feedrate.calls import map_in_time
 from feedrate.errors import SourceError, StorageError
 from feedrate.figures import MEASURED, Figure, combine
 from feedrate.files.own_folder import own_folder
 from feedrate.format.manifest import find_index
-from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
 from feedrate.machine.cpu import measure_usable_cores

@@ -31,7 +31,7 @@ from feedrate.machine.describe import find_node, find_state_folder
 from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.folder import list_folders, list_user_folders
-from feedrate.scratch.lease import live_leases
+from feedrate.scratch.marker import live_leases
 from feedrate.scratch.results import CacheInfo, CopyInfo, StagedCopy
 
 
