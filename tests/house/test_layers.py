@@ -105,7 +105,7 @@ INSIDE = {
 BOUND = {
     "feedrate.doctor.hook": (set[str](), {"feedrate_hook.layout"}),
     "feedrate.format.containers": (
-        {"fields", "keys", "raw"},
+        {"fields", "raw"},
         {"", "hdf5", "tar", "tfrecord"},
     ),
     "feedrate.kernel.cuda": ({"decoding", "binding"}, {"batch", "launcher"}),
