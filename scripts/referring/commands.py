@@ -138,7 +138,6 @@ STEPS = (
     Step("fidelity photos --images 20 --size 48 --interpolation bicubic --seed 2"),
     Step("fidelity resized.pack --images 10 --originals photos --size 64"),
     Step("bench loader equals --rounds 1 --epochs 1 --threads 1 --batch-size 8 --size 32", is_measured=True),
-    Step("bench kernel equals --images 6 --rounds 1 --size 32", is_measured=True),
     Step("doctor --passive -- python train.py", is_measured=True),
 )
 # A loop that is long enough for a verdict.
@@ -251,8 +250,6 @@ MISTAKES = (
     "bench",
     "bench nothing",
     "bench loader nowhere",
-    "bench kernel nowhere",
-    "bench kernel --set pictures",
     "demo --images few",
     "doctor",
     "doctor python",

@@ -48,6 +48,7 @@ def test_an_option_that_is_gone_is_answered_with_what_to_type(
 ) -> None:
     told = f"error: 'feedrate {command} {option}' is gone\n\nhint: {gone.OPTIONS[command, option]}\n"
     assert usage_error(capsys, *command.split(), "x", "y", option, "1") == told
+    assert usage_error(capsys, *command.split(), option, "python", "x.py", "--once") == told
 
 
 @pytest.mark.parametrize("words", [["demo", "x"], ["ls", "a", "b"]])
