@@ -286,7 +286,6 @@ class CachedPixels:
                 self._hits[tier] += int((tiers == tier).sum())
 
     def _fill(self, job: Job, located: Located, tally: Tally) -> bool:
-        """Put what is missing into the cache, while it has room."""
         sizes = job.sides[0] * job.sides[1] * job.out.shape[3]
         _, firsts = np.unique(job.numbers, return_index=True)
         missing = firsts[~located.found[firsts] & (sizes[firsts] > 0) & (sizes[firsts] <= LARGEST_BYTES)]

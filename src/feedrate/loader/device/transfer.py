@@ -295,7 +295,7 @@ class DevicePixels:
         import torch
 
         with torch.cuda.stream(self._stream):
-            index = pin(torch.from_numpy(np.flatnonzero(good))).to(self.tensor.device, non_blocking=True)
+            index = send(np.flatnonzero(good), self.tensor.device)
             return DevicePixels(self.tensor.index_select(0, index), self._stream)
 
 
