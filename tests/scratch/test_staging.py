@@ -22,7 +22,7 @@ import fsspec
 import pytest
 
 import feedrate
-from feedrate import MergeOptions, PackOptions, index, merge, pack, verify
+from feedrate import AppendOptions, PackOptions, append, index, pack, verify
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room
@@ -398,13 +398,13 @@ def test_a_pack_of_files_in_other_folders_becomes_one_that_lies_together(
     tmp_path: Path, scratch: Path
 ) -> None:
     packs = []
-    for name in ("ant", "bee"):
-        write_tree(tmp_path / "images" / name, {f"{name}/{n}.jpg": jpeg(n) for n in range(3)})
+    for name, classes in (("ant", ("ant", "ant", "bee")), ("bee", ("ant", "bee", "bee"))):
+        write_tree(tmp_path / "images" / name, {f"{c}/{name}{n}.jpg": jpeg(n) for n, c in enumerate(classes)})
         pack(tmp_path / "images" / name, tmp_path / f"{name}.pack", PackOptions(workers=1))
         packs.append(tmp_path / f"{name}.pack")
-    merge(packs, tmp_path / "both", MergeOptions(refer=True, prefix=True))
-    result = stage(tmp_path / "both", scratch)
-    for folder in (*packs, tmp_path / "both"):
+    append(packs[1], packs[0], AppendOptions(prefix="more"))
+    result = stage(packs[0], scratch)
+    for folder in packs:
         shutil.rmtree(folder)
     assert verify(result.path, workers=1).problems == ()
     with feedrate.Loader(

@@ -27,7 +27,7 @@ from feedrate.errors import FeedrateError
 
 GROUPS = {
     "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
-    "make": ("pack", "index", "append", "split", "add-column", "merge", "unpack"),
+    "make": ("pack", "index", "append", "split", "add-column", "unpack"),
     "look": ("demo", "ls", "verify", "quality", "fidelity"),
     "node": ("stage", "scratch"),
 }

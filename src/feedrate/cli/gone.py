@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # The words after `feedrate` -> what does their work now.
 COMMANDS: dict[str, str] = {
+    "merge": "add one pack to another: feedrate append OTHER_PACK PACK",
     "bench kernel": "decoder against decoder is a script of the repository: python benchmarks/decoders.py",
     "warm": "load a pack into memory: feedrate stage PACK --warm",
 }
