@@ -434,7 +434,7 @@ def test_memory_that_a_view_shows_is_not_given_back(monkeypatch: pytest.MonkeyPa
     for index in range(6):
         _ = dataset[index]
     held = [dataset[index]["image"] for index in (4, 5)]
-    opened = dataset._store._open()
+    opened = dataset._store.opened
     monkeypatch.setattr(opened._watch, "must_return", lambda: 10**9)
     dataset._store.opened.relieve()
     assert dataset.report().kept == 2
