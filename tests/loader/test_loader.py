@@ -18,6 +18,7 @@ from feedrate import CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop,
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
+from feedrate.model.limits import LIMITS
 from support.contracts import Load, LoaderContract, plain
 from support.packs import (
     LABEL,
@@ -373,7 +374,8 @@ def test_stats_say_what_was_done_and_what_is_slow(tmp_path: Path):
     assert (stats.batches, stats.samples, stats.bad_samples) == (3, 10, 0)
     assert {s.name: s.batches for s in stats.stages}["read and decode"] == 3
     assert stats.bytes_read > 10 * 300
-    assert stats.slowest
+    assert stats.limit in LIMITS
+    assert stats.slowest.startswith(f"{stats.limit}: your loop ")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from feedrate.cache.results import CacheStats, TierStats
+from feedrate.model import limits
 from feedrate.remote.results import FetchStats
 from feedrate.units import format_bytes, format_count, format_percent
+
+# What a loop is limited by that waits for a stage; by handing over where it waits for another one.
+_LIMITS = {
+    "fetch": limits.STORAGE, "index": limits.STORAGE, "other fields": limits.STORAGE,
+    "read and decode": limits.DECODE, "transform": limits.TRANSFORM, "transfer": limits.COPY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +102,27 @@ class LoaderStats:
     cpu_reasons: dict[str, int] = field(default_factory=dict)
 
     @property
+    def limit(self) -> str:
+        """The code of what holds up the loop, as the doctor names it (`decode-bound`); empty: unknown."""
+        busiest = self._busiest
+        if not self.batches or not busiest.busy_s:
+            return ""
+        is_loop = self.makers_waited_s > self.consumer_waited_s
+        return limits.DEVICE if is_loop else _LIMITS.get(busiest.name, limits.HANDOVER)
+
+    @property
     def slowest(self) -> str:
         """Say in words who waits for whom, and which stage takes longest."""
-        busiest = max(self.stages, key=lambda stage: stage.busy_s)
-        if not self.batches or not busiest.busy_s:
+        code, name = self.limit, self._busiest.name
+        if not code:
             return "nothing was loaded yet"
-        if self.makers_waited_s > self.consumer_waited_s:
-            return f"your loop: the loader waits for it (the loader's own slowest stage: {busiest.name})"
-        return f"{busiest.name}: your loop waits for it"
+        if code == limits.DEVICE:
+            return f"{code}: your loop is what the loader waits for (its own slowest stage: {name})"
+        return f"{code}: your loop waits for '{name}'"
+
+    @property
+    def _busiest(self) -> StageStats:
+        return max(self.stages, key=lambda stage: stage.busy_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@
 `ThreadController` is asked when a batch is taken. It looks at windows of some seconds, at who waited in them:
 
 ```
-the loop, for a batch              supply-bound   more threads, at once
+the loop, for a batch              decode-bound   more threads, at once
 the loop; makers for the device    device-bound   as many as now: the loop runs ahead of a GPU, which is busy
-not the loop                       loop-bound     fewer, on trial, if their CPU time says that they could do:
+not the loop                       ahead          fewer, on trial, if their CPU time says that they could do:
                                                   threads that are not needed take cores from the loop
 ```
 
@@ -15,7 +15,7 @@ lost because threads take the loop's cores shows in the rate alone, so a number 
 it gives less. A number that would not do is not tried again for a while, which doubles every time; when the
 rate changes by itself, because another job came or went, all that is forgotten.
 
-    STEADY --two loop-bound windows, or one supply-bound--> TRIAL --at most two windows--> STEADY
+    STEADY --two windows ahead, or one decode-bound--> TRIAL --at most two windows--> STEADY
 
 Where the GPU may decode a part of each batch, `ShareController` decides by the same windows how much: one of
 the two changes at a time, and there are all threads while the GPU decodes anything.
