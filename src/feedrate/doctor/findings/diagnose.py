@@ -18,6 +18,7 @@ from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, find
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
+    PHASE_NAMES,
     Diagnosis,
     Finding,
     HotLine,
@@ -172,7 +173,12 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
         return f"{first.title}; data is waited for {m.loop.exposed_share:.0%} of the time."
     if first.share < WORTH_TELLING:
         return f"{first.title}."
-    return f"{first.title}; that costs {first.share:.0%} of the time."
+    text = f"{first.title}; that costs {first.share:.0%} of the time"
+    if first.share > m.loop.exposed_share + WORTH_TELLING and m.slowed_share >= WORTH_TELLING:
+        who = "the loader's threads" if m.loader.is_of_pack else "the workers"
+        waits = f"{m.loop.exposed_share:.0%} in waiting"
+        return f"{text}: {waits}, the rest because {who} take cores from the computing."
+    return f"{text}."
 
 
 def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
@@ -239,7 +245,7 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
     skipped = {
-        f"{layout.PHASES[fact['phase']]}: {fact['why']}": bool(fact.get("is_dropped"))
+        f"{PHASE_NAMES[layout.PHASES[fact['phase']]]}: {fact['why']}": bool(fact.get("is_dropped"))
         for fact in m.experiments.skipped
         if fact.get("phase", 99) < len(layout.PHASES)
     }
