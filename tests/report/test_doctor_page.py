@@ -85,7 +85,7 @@ def test_real_steps_and_experiments_are_told_apart() -> None:
     spans = re.findall(r'<span class="(real)?" style="flex: (\d+) 0 0" title="([^"]*)"', text)
     assert spans[0] == ("real", "110", "the run itself")
     assert [title for _, _, title in spans[1:]] == [
-        "the loader alone", "the same samples again", "other numbers of workers",
+        "the loader alone", "the same samples again", "other workers",
         "training on batches kept in memory", "half precision",
     ]  # fmt: skip
 

@@ -21,12 +21,17 @@ PHASE_NAMES = {
     "real": "the run itself",
     "drain": "the loader alone",
     "again": "the same samples again",
-    "trial": "other numbers of workers",
+    "trial": "other workers",
     "replay": "training on batches kept in memory",
     "replay-half-precision": "half precision",
     "replay-channels-last": "channels last",
     "replay-loader-layout": "laid out as a Loader's",
 }
+
+
+def name_phase(phase: str) -> str:
+    """Return what the user is told that a phase of the run is."""
+    return PHASE_NAMES.get(phase, phase)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feedrate.doctor.results import PHASE_NAMES, Curve, StepRow
+from feedrate.doctor.results import Curve, StepRow, name_phase
 from feedrate.report import doctor_words as words
 from feedrate.report.page import show
 from feedrate.units import is_number
@@ -137,7 +137,7 @@ def _column(group: Sequence[StepRow], number: int) -> _Column:
             parts[tone] = parts.get(tone, 0.0) + max(0.0, seconds) / count
     wall = sum(row.wall_s for row in group) / count
     said = ", ".join(f"{tone} {words.seconds(s)}" for tone, s in parts.items() if s > 0)
-    phase = PHASE_NAMES.get(group[0].phase, group[0].phase)
+    phase = name_phase(group[0].phase)
     title = f"step {number + 1}, {phase}: {words.seconds(wall)} ({said})"
     return _Column(group[0].phase, parts, wall, max(row.wall_s for row in group), title)
 
@@ -188,7 +188,7 @@ def _phases(columns: Sequence[_Column]) -> str:
             spans.append((one.phase, 1))
     return '<div class="phases">' + "".join(
         f'<span class="{"real" if phase == "real" else ""}" style="flex: {count} 0 0" '
-        f'title="{show(PHASE_NAMES.get(phase, phase))}">{show(PHASE_NAMES.get(phase, phase))}</span>'
+        f'title="{show(name_phase(phase))}">{show(name_phase(phase))}</span>'
         for phase, count in spans
     ) + "</div>"  # fmt: skip
 

@@ -18,7 +18,6 @@ from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, find
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
-    PHASE_NAMES,
     Diagnosis,
     Finding,
     HotLine,
@@ -28,13 +27,17 @@ from feedrate.doctor.results import (
     SamplePart,
     StepRow,
     TimeShare,
+    name_phase,
 )
 from feedrate.machine.results import Machine
+from feedrate.model import limits
 from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400
 _FEWEST_STEPS = 20
 _LOOP, _REPEATED = "transform-bound", "repeated-work"
+# Work of the workers, which costs the computing its cores where nobody waits for it.
+_TAKE_CORES = (limits.DECODE, limits.TRANSFORM, limits.REPEATED, limits.HANDOVER, limits.UNPACK)
 _AS_MUCH = 0.95  # of the gain of keeping results, at least: as much as that
 _SECOND_WAY = (
     "a second way: the same work repeats in every epoch, and its result could be kept (repeated-work)"
@@ -174,7 +177,8 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
     if first.share < WORTH_TELLING:
         return f"{first.title}."
     text = f"{first.title}; that costs {first.share:.0%} of the time"
-    if first.share > m.loop.exposed_share + WORTH_TELLING and m.slowed_share >= WORTH_TELLING:
+    is_hidden = first.share > m.loop.exposed_share + WORTH_TELLING
+    if first.code in _TAKE_CORES and is_hidden and m.slowed_share >= WORTH_TELLING:
         who = "the loader's threads" if m.loader.is_of_pack else "the workers"
         waits = f"{m.loop.exposed_share:.0%} in waiting"
         return f"{text}: {waits}, the rest because {who} take cores from the computing."
@@ -245,7 +249,7 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
     skipped = {
-        f"{PHASE_NAMES[layout.PHASES[fact['phase']]]}: {fact['why']}": bool(fact.get("is_dropped"))
+        f"{name_phase(layout.PHASES[fact['phase']])}: {fact['why']}": bool(fact.get("is_dropped"))
         for fact in m.experiments.skipped
         if fact.get("phase", 99) < len(layout.PHASES)
     }
