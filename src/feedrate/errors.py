@@ -44,6 +44,8 @@ def clean_lines(text: str) -> str:
 class FeedrateError(Exception):
     """What the user should read: `str(error)` says what happened, `hint` what to type next."""
 
+    exit_code = 1  # of a command that ends with it
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         message = clean_lines(message)
         super().__init__(message)

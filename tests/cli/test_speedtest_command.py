@@ -1,139 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate speedtest` on the command line: the table, the JSON, the temporary folder, the mistakes."""
+"""`feedrate speedtest` on the command line: the screen, the JSON, the mistakes."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import signal
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedrate.bench.results import SpeedtestResult, Subset
 from feedrate.cli import main
-from feedrate.progress import Tick
-from feedrate.report.progress import TimeBar
+from feedrate.demo.results import SpeedtestResult
+from feedrate.doctor.results import Fact, load_diagnosis
+from feedrate.errors import DoctorError
 from feedrate.report.speedtest import draw_speedtest
-from support.bench_results import load_speedtest_result, make_speedtest_result
-from support.images import save_image
+from support.diagnoses import make_decode_bound
 from support.paths import ROOT
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    for number in range(6):
-        save_image(tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg", number)
-    return tmp_path / "photos"
-
-
-class FakeTest:
-    def __init__(self) -> None:
-        self.files, self.subset, self.options = 0, Subset(0, 0, 0, 0), None
-
-    def __call__(self, files: str, pack: str, subset: Subset, options: Any, **_: Any) -> SpeedtestResult:
-        assert (Path(pack) / "pack.json").exists()
-        self.files, self.subset, self.options = len(list(Path(files).rglob("*.jpg"))), subset, options
-        assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(Path(files).parent))
-        return make_speedtest_result()
+def make_result() -> SpeedtestResult:
+    diagnosis = make_decode_bound()
+    facts = (*diagnosis.facts, Fact("GPU utilisation", "34%"), Fact("GPU power", "210 W"))
+    return SpeedtestResult("photos", "densenet121", 34.3, 542.0, 11.7, replace(diagnosis, facts=facts))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, test: object, *words: str) -> int:
-    monkeypatch.setattr("feedrate.bench.speedtest.run_speedtest", test)
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("feedrate.demo.speedtest.run_speedtest", test)
     return main(["speedtest", *words])
 
 
-def what_is_left(photos: Path) -> list[str]:
-    return os.listdir(photos.parent / "temporary")
-
-
-def test_the_table_shows_both_loaders_and_ends_with_what_to_type(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_totals_and_power_stand_above_the_doctors_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, FakeTest(), str(photos)) == 0
+    assert run(monkeypatch, lambda *_, **__: make_result(), "photos") == 0
     out = capsys.readouterr().out
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[:8] == [
-        "device Fast GPU (cuda)",
-        "model densenet121, bfloat16, batches of 128, 224 x 224 pixels",
-        "images 2,000 images of 10 labels, 220 MB, drawn from the 1,281,167 images of photos",
-        "device alone 2,000 images/s (1,990-2,010), batches on it already",
-        "loaders 16 workers or threads each, files in the page cache",
-        "storage 3,000 images/s to 16 readers, files as they were found, 25% in the page cache",
-        "measured just now, all of it, in 1 min 40 s",
-        "note: Fast GPU is here",
+    assert lines[:11] == [
+        "device NVIDIA H200",
+        "model densenet121",
+        "images photos",
+        "batch float32 256x3x224x224, int64 256",
+        "in the page cache 100%",
+        "GPU utilisation 34%",
+        "GPU power 210 W",
+        "device time in total 11.7 s of 34.3 s in 110 steps",
+        "CPU time in total 9 min 02 s, all processes together",
+        "device alone 2,710 images/s",
+        "loader alone 824 images/s",
     ]
-    assert "images/s trained 400 (390-410) 1,600 (1,590-1,610) 4.00x" in lines
-    assert "images/s, loader alone 420 1,800" in lines
-    assert "waiting for data 80% 10%" in lines
-    assert "copy to the device 1% while it computes" in lines
-    assert "computing 19% 90%" in lines
-    assert "CPU time in total 20.0 s 18.0 s" in lines
-    assert "device time in total 2.00 s 9.00 s" in lines
-    assert "GPU utilisation 22% 95%" in lines
-    assert "GPU power 150 W 600 W" in lines
-    assert "loading by DataLoader + Pillow: read 5%, decode 70%, crop, resize, flip 25%" in lines
-    assert "loading by feedrate: index 2%, read and decode 98%; 50% of the images on the GPU" in lines
-    assert out.endswith(
-        "With DataLoader + Pillow the CPU is the limit.\n"
-        "Pack the dataset once:\n"
-        "  feedrate pack photos PACK\n"
-    )
+    assert lines[12].startswith("decode-bound: the device stands idle for 66% of the time")
+    assert "$ feedrate pack /data/imagenet/train PACK" in lines
 
 
-def test_without_a_gpu_nothing_is_said_of_its_power() -> None:
-    result = make_speedtest_result()
-    bare = {
-        name: replace(getattr(result, name), utilisation=None, power_w=None) for name in ("before", "after")
-    }
-    out = draw_speedtest(replace(result, device_kind="cpu", source=None, **bare), width=80)
-    assert "GPU" not in out.replace("Fast GPU", "").replace("on the GPU", "")
-    assert "made here" in out
-    assert max(map(len, out.splitlines())) <= 80
+def test_without_a_gpu_nothing_is_said_of_its_power_and_the_cpu_is_named() -> None:
+    result, diagnosis = make_result(), make_decode_bound()
+    on_cpu = replace(diagnosis, run=replace(diagnosis.run, device="cpu"))
+    out = draw_speedtest(replace(result, source=None, cpu_s=None, diagnosis=on_cpu), width=80)
+    head = out.split("\n\n")[0]
+    assert head.splitlines()[0].split() == ["device", "Fast", "9000"]
+    assert "GPU" not in head
+    assert "CPU time" not in head
+    assert "made here" in head
+    assert max(map(len, head.splitlines())) <= 80
 
 
-def test_a_dataset_is_copied_and_packed_and_nothing_is_left(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    test = FakeTest()
-    assert run(monkeypatch, test, str(photos), "--model", "resnet18", "--workers", "1") == 0
-    assert (test.files, test.subset.images, test.subset.labels) == (6, 6, 2)
-    assert what_is_left(photos) == []
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+def test_what_the_user_says_goes_on_to_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
 
+    def test(source: str | None, options: object, **_: object) -> SpeedtestResult:
+        seen.extend((source, options))
+        return make_result()
 
-def test_images_that_cannot_be_packed_are_kept_from_the_other_loader(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (photos / "cat" / "broken.jpg").write_bytes(b"no image")
-    test = FakeTest()
-    assert run(monkeypatch, test, str(photos)) == 0
-    assert (test.files, test.subset.images) == (6, 6)
-
-
-def test_without_a_dataset_images_are_made(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedrate.cli.speedtest._QUICK_IMAGES", 10)
-    test = FakeTest()
-    assert run(monkeypatch, test, "--quick") == 0
-    assert (test.files, test.subset.images, test.subset.labels) == (10, 10, 10)
-    assert test.subset.read_images_per_s is None
-    assert what_is_left(photos) == []
-
-
-def test_quick_is_under_a_minute(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for words, seconds in ((["--quick"], 45), ([], 110), (["--quick", "--seconds", "30"], 30)):
-        test = FakeTest()
-        assert run(monkeypatch, test, str(photos), *words) == 0
-        assert test.options is not None
-        assert test.options.seconds == seconds
+    words = [
+        "--model",
+        "resnet18",
+        "--batch-size",
+        "4",
+        "--size",
+        "32",
+        "--device",
+        "cpu",
+        "--workers",
+        "1",
+        "--quick",
+    ]
+    assert run(monkeypatch, test, *words) == 0
+    source, options = seen
+    assert source is None
+    assert (options.model, options.batch_size, options.side) == ("resnet18", 4, 32)
+    assert (options.device, options.workers, options.is_quick) == ("cpu", 1, True)
 
 
 @pytest.mark.parametrize(
@@ -141,37 +100,25 @@ def test_quick_is_under_a_minute(photos: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         (["--model", "resnet51"], "error: there is no model 'resnet51'"),
         (["--device", "gpu"], "error: --device must be cpu, cuda or cuda:N, got 'gpu'"),
-        (["--seconds", "3"], "error: --seconds must be at least 15, got 3"),
         (["/no/such/folder"], "error: no dataset at /no/such/folder"),
     ],
 )
-def test_mistakes_are_a_sentence(
-    words: list[str],
-    message: str,
-    photos: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(monkeypatch, FakeTest(), *words) == 1
+def test_mistakes_are_a_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["speedtest", *words]) == 1
     assert message in capsys.readouterr().err
-    assert what_is_left(photos) == []
 
 
-def test_a_dataset_whose_images_are_all_broken_is_named(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path in photos.rglob("*.jpg"):
-        path.write_bytes(b"no image")
-    assert run(monkeypatch, FakeTest(), str(photos)) == 1
-    assert f"error: no image of {photos} can be decoded (" in capsys.readouterr().err
-    assert what_is_left(photos) == []
+def test_an_option_that_is_gone_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["speedtest", "--seconds", "30"])
+    assert capsys.readouterr().err.startswith("error: 'feedrate speedtest --seconds' is gone")
 
 
 def test_a_temporary_folder_that_cannot_be_made_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
-    assert run(monkeypatch, FakeTest()) == 1
+    assert main(["speedtest"]) == 1
     assert "hint: set TMPDIR to a folder that you may write to" in capsys.readouterr().err
 
 
@@ -186,46 +133,46 @@ def test_without_torch_the_line_to_type_is_said(
     )
 
 
-def test_ctrl_c_leaves_nothing(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+def test_a_training_that_ends_too_soon_gives_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(*_: Any, **__: Any) -> None:
+        raise DoctorError("the command ended with exit code 7 before its first batch", exit_code=7)
 
-    assert run(monkeypatch, interrupt, str(photos)) == 130
-    assert what_is_left(photos) == []
+    assert run(monkeypatch, end) == 7
+    assert "error: the command ended with exit code 7" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("hears_sighup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_scheduler_or_a_closing_terminal_leaves_nothing(
-    number: signal.Signals, photos: Path, monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("feedrate.demo.speedtest.examine", lambda *_, **__: signal.raise_signal(number))
+    monkeypatch.setattr("feedrate.demo.speedtest.IMAGES", 10)
     with pytest.raises(SystemExit) as caught:
-        run(monkeypatch, lambda *_, **__: signal.raise_signal(number), str(photos))
+        main(["speedtest"])
     assert caught.value.code == 128 + number
-    assert what_is_left(photos) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_result_goes_to_standard_output_as_json(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, FakeTest(), str(photos), "--json", "-") == 0
+    assert run(monkeypatch, lambda *_, **__: make_result(), "photos", "--json", "-") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["command"] == "speedtest"
-    assert document["before"]["limit"] == "cpu"
-    assert document["next_command"] == "feedrate pack photos PACK"
-    assert document["device_alone"]["images_per_s"] == 2000.0
-
-
-def test_progress_in_a_file_is_one_line_for_each_thing_that_is_done() -> None:
-    stream = io.StringIO()
-    with TimeBar(stream) as bar:
-        for stage, second in (("training with A", 1), ("training with A", 2), ("training with B", 3)):
-            bar.update(Tick(stage, second, 110, unit="second"))
-    assert stream.getvalue() == "training with A\ntraining with B\n"
-    assert bar.describe(Tick("", 3, 110, unit="second")) == "3 s of 110 s"
+    assert document["cpu_s"] == 542.0
+    assert document["diagnosis"]["findings"][0]["code"] == "decode-bound"
 
 
 def test_the_example_in_the_documents_is_drawn_from_the_committed_result() -> None:
-    result = json.loads((ROOT / "benchmarks" / "results" / "speedtest-h200.json").read_text())
-    drawn = draw_speedtest(load_speedtest_result(result), width=100)
+    document = json.loads((ROOT / "benchmarks" / "results" / "speedtest-cpu.json").read_text())
+    told = {**document["diagnosis"], "argv": document["diagnosis"]["command"], "command": "doctor"}
+    names = {one.name for one in fields(SpeedtestResult)} - {"diagnosis"}
+    result = SpeedtestResult(
+        **{name: document[name] for name in names}, diagnosis=load_diagnosis({**told, "schema_version": 1})
+    )
+    drawn = draw_speedtest(result, width=100)
     assert f"```text\n{drawn}```" in (ROOT / "docs" / "speedtest.md").read_text()

@@ -13,7 +13,14 @@ from feedrate.model.results import KNOWN_MODELS, check_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from feedrate.lab.device import MODELS, count_step_bytes, make_model, measure_model  # noqa: E402
+from feedrate.lab.device import (  # noqa: E402
+    MODELS,
+    Choice,
+    choose_device,
+    count_step_bytes,
+    make_model,
+    measure_model,
+)
 
 PARAMETERS = {
     "resnet18": 11_689_512,
@@ -135,3 +142,37 @@ def test_a_batch_for_the_cpu_is_halved_before_it_takes_half_of_the_memory(
     assert per_image >= 4 * 32 * 32 * 8  # what the first layer gives, in float32
     monkeypatch.setattr("feedrate.lab.device.count_usable_memory_bytes", lambda: 2 * 5 * per_image)
     assert measure(batch_size=16, make=lambda *_, **__: model).batch_size == 4
+
+
+class FakeGpu:
+    name = "Fast GPU"
+
+
+@pytest.fixture
+def cpu_build(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("feedrate.lab.device.describe_gpus", lambda: (FakeGpu(),))
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("cpu_build")
+def test_a_gpu_beside_a_torch_for_the_cpu_is_said_with_the_line_to_install() -> None:
+    choice = choose_device(None)
+    assert choice.device.type == "cpu"
+    assert choice.unused.startswith("Fast GPU is here, but not used: torch ")
+    assert choice.unused.endswith("is a build for the CPU; to mend it: pip install --force-reinstall torch")
+
+
+@pytest.mark.usefixtures("cpu_build")
+def test_cuda_asked_of_a_torch_for_the_cpu_is_refused_with_the_line_to_install() -> None:
+    with pytest.raises(UsageError, match="--device cuda: Fast GPU is here, but torch") as caught:
+        choose_device("cuda")
+    assert caught.value.hint == "pip install --force-reinstall torch"
+
+
+def test_cuda_asked_for_where_there_is_none_is_refused(cpu_build: pytest.MonkeyPatch) -> None:
+    cpu_build.setattr("feedrate.lab.device.describe_gpus", lambda: ())
+    with pytest.raises(UsageError, match="NVML sees no GPU here"):
+        choose_device("cuda:1")
+    assert choose_device(None) == Choice(torch.device("cpu"))

@@ -24,7 +24,6 @@ from feedrate import documents, kernel
 from feedrate.arrays import U8
 from feedrate.bench.results import CopyTime, MachineResult
 from feedrate.bench.rounds import Clock, Say
-from feedrate.bench.speedtest import choose_device
 from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files
 from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
 from feedrate.figures import Figure, combine
@@ -32,7 +31,7 @@ from feedrate.files.atomic import writing
 from feedrate.files.own_folder import own_folder
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
-from feedrate.lab.device import BATCH_SIZE, describe_device, measure_model
+from feedrate.lab.device import BATCH_SIZE, choose_device, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
@@ -340,13 +339,8 @@ class _GpuDecoding:
 
         for _ in range(times):
             self._buffers["staged"][: len(self._staged)].copy_(self._staged, non_blocking=True)
-            kernels.run(self._plan, self._launch, self._buffers, self._out, self.statuses)
+            kernels.run(self._plan, self._module.launch, self._buffers, self._out, self.statuses)
         torch.cuda.synchronize(self._device)
-
-    def _launch(
-        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
-    ) -> None:
-        self._module.launch(name, grid, block, args, shared_bytes=shared_bytes)
 
 
 def _find_starts(parts: Sequence[bytes]) -> Any:

@@ -32,7 +32,7 @@ from feedrate.cli.output import (
     show,
     write_text,
 )
-from feedrate.errors import DoctorError, NotFound, UsageError
+from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from feedrate.doctor.options import DoctorOptions
@@ -222,14 +222,8 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.doctor.examine import examine
 
     talk(announce(options))
-    try:
-        with ended_like_an_interrupt():
-            diagnosis = examine(command, options, watch=talk)
-    except DoctorError as error:
-        from feedrate.cli import say_error
-
-        say_error(error.message, error.hint)
-        return error.exit_code
+    with ended_like_an_interrupt():
+        diagnosis = examine(command, options, watch=talk)
     return write_report(arguments, diagnosis, before)
 
 

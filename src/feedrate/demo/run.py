@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions, require_torch
-from feedrate.bench.results import BenchRun, DemoResult
+from feedrate.bench.results import BenchRun
 from feedrate.bench.rounds import Contestant, Runner, Say, compare, run_rounds, sum_up
+from feedrate.demo.results import DemoResult
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.lab.child import run_in_process
 from feedrate.lab.photographs import CLASSES, write_photographs

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feedrate.errors import GpuError, UsageError
+from feedrate.loader.device.transfer import check_device
 from feedrate.machine.describe import read_cpu_model
+from feedrate.machine.gpu import describe_gpus
 from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.model.results import KNOWN_MODELS, check_model
 from feedrate.stats import median, spread
@@ -33,6 +35,7 @@ _WINDOWS = 8  # of which the interval is made
 _MEMORY_SHARE = 0.5  # of the machine's that a batch may take
 _SMALLEST_SIDE = 32  # halved five times, one pixel is left
 _PATCH = 16  # of the vision transformer, pixels
+INSTALL = "pip install --force-reinstall torch"  # on Linux, PyPI has the build for CUDA
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -236,6 +239,39 @@ class Step:
     def synchronize(self) -> None:
         if self._is_cuda:
             self._torch.cuda.synchronize(self.device)
+
+
+class Choice(NamedTuple):
+    """The device to train on. `unused`: about a GPU that is here all the same; `install`: what mends that."""
+
+    device: torch.device
+    unused: str = ""
+    install: str = ""
+
+
+def choose_device(asked: str | None) -> Choice:
+    """Return the device that was asked for; else a GPU where torch finds one.
+
+    Raises:
+        UsageError: it is not there; the hint says what to install, where that is the reason.
+    """
+    import torch
+
+    gpus = [gpu.name for gpu in describe_gpus()]
+    is_cpu_build = torch.version.cuda is None and getattr(torch.version, "hip", None) is None
+    build = f"torch {torch.__version__} is a build for the CPU"
+    if asked is not None and asked.startswith("cuda") and is_cpu_build:
+        where = f"{gpus[0]} is here, but {build}" if gpus else f"{build}, and NVML sees no GPU here"
+        raise UsageError(f"--device {asked}: {where}", hint=INSTALL if gpus else "leave out --device")
+    device = check_device(asked or ("cuda" if torch.cuda.is_available() else "cpu"), "torch")
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return Choice(torch.device("cuda", index))
+    if not gpus or (asked == "cpu" and not is_cpu_build):
+        return Choice(device)
+    if is_cpu_build:
+        return Choice(device, f"{gpus[0]} is here, but not used: {build}; to mend it: {INSTALL}", INSTALL)
+    return Choice(device, f"{gpus[0]} is here, but torch {torch.__version__} cannot use it: see nvidia-smi")
 
 
 def choose_dtype(device: torch.device) -> str:

@@ -35,6 +35,14 @@ def isolated_command(
     return [python, "-I", "-u", *flags, "-c", code, *words]
 
 
+def script_command(script: Path, *words: str) -> list[str]:
+    """Return the command of a script of ours that the doctor's hook must reach, by $PYTHONPATH.
+
+    So it is not isolated; Python looks for modules in the script's own folder, not in the working folder.
+    """
+    return [sys.executable, str(script), *words]
+
+
 def list_module_folders() -> list[str]:
     """Return the folders in which this process finds modules, but for the working folder.
 

@@ -160,24 +160,6 @@ class TransferBar(ProgressBar):
         pass
 
 
-class TimeBar(ProgressBar):
-    """How much of its time a command that measures has used, and what it is at; ticks count seconds."""
-
-    def __enter__(self) -> TimeBar:
-        return self
-
-    def describe(self, tick: Tick) -> str:
-        """Return `12 s of 110 s`."""
-        return f"{tick.done} s of {tick.total} s"
-
-    def _tell(self, tick: Tick, is_first: bool) -> None:
-        if is_first:
-            self.say(tick.stage)
-
-    def _end(self) -> None:
-        pass
-
-
 def _make_bar(stream: TextIO) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn

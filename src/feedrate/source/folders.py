@@ -50,7 +50,7 @@ def open_folders(root: str) -> ImageFolders | SplitFolders:
         _, inside = next(walk(os.path.join(root, name)).folders())
         parts[name] = [printable(path) for path, _ in inside.folders]
     # Folders without images, as of annotations, are neither parts nor classes.
-    others = [name for name in names if name not in splits and _has_images(root, name)]
+    others = [name for name in names if name not in splits and has_images(os.path.join(root, name))]
     if others:
         _refuse_beside(root, parts, others[0])
         return ImageFolders(root)
@@ -73,10 +73,9 @@ def _refuse_beside(root: str, parts: dict[str, list[str]], other: str) -> None:
         )
 
 
-def _has_images(root: str, folder: str) -> bool:
-    return any(
-        (inside.kinds == Entry.WANTED).any() for _, inside in walk(os.path.join(root, folder)).folders()
-    )
+def has_images(folder: str) -> bool:
+    """Return whether there is an image in a folder, at any depth."""
+    return any((inside.kinds == Entry.WANTED).any() for _, inside in walk(folder).folders())
 
 
 def _cut_blocks(indices: I64) -> Iterator[I64]:

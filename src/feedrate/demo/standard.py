@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standard training that `feedrate speedtest` runs under the doctor: a script as people write it.
+
+Files go through torch's DataLoader and Pillow, a pack through feedrate.Loader. It is started by its path and
+trains without end: the doctor ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # modules come from where feedrate is, not from the folder of this file
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import torch
+
+from feedrate.bench.loader import FILES, PACK, FeedOptions, list_images, make_feed
+from feedrate.format.manifest import is_pack, read_manifest
+from feedrate.lab.device import Step, choose_device, make_model
+
+GPU_SIZES, CPU_SIZES = (128, 224), (8, 64)  # of a batch, and the side of its images
+_LONG_EPOCH_IMAGES = 50_000  # as of a large dataset: workers that start anew would be what is measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("data", "--model", "--device", "--torch-cache"):
+        parser.add_argument(name)
+    for name in ("--batch-size", "--side", "--workers"):
+        parser.add_argument(name, type=int)
+    arguments = parser.parse_args()
+    # Else torch's optimizers leave an empty folder of their compiler's among the temporary files.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", arguments.torch_cache)
+    kind = PACK if is_pack(arguments.data) else FILES
+    images = read_manifest(arguments.data).samples if kind == PACK else len(list_images(arguments.data))
+    choice = choose_device(arguments.device)
+    device = choice.device
+    if choice.unused:
+        logging.getLogger("feedrate").warning("%s", choice.unused)
+    batch_size, side = GPU_SIZES if device.type == "cuda" else CPU_SIZES
+    batch_size, side = arguments.batch_size or batch_size, arguments.side or side
+    torch.backends.cudnn.benchmark = True
+    feed = make_feed(kind, arguments.data, FeedOptions(
+        batch_size, arguments.workers, side,
+        repeat=math.ceil(_LONG_EPOCH_IMAGES / images), device=str(device),
+    ))  # fmt: skip
+    step = Step(make_model(arguments.model, side=side), device, training=True)
+    for epoch in range(sys.maxsize):
+        for pixels, labels in feed.epoch(epoch):
+            step(pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True))
+
+
+if __name__ == "__main__":
+    main()
