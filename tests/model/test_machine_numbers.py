@@ -47,7 +47,6 @@ def make_numbers(path: Path, node: str = "node7", day: str = "2026-11-01") -> Ma
         stores={describe_storage(path).mount_point: make_store(path)},
         decode_images_per_s={"pillow": SECOND},
         core_gain=SECOND,
-        memory_bytes_per_s=SECOND,
         to_device_bytes_per_s=None,
         gpu_decode_images_per_s=None,
         models={"resnet50": ModelRates(replace(SECOND, note="batches of 64"), None)},

@@ -24,7 +24,7 @@ def make_numbers(**changes: Any) -> MachineNumbers:
     facts: dict[str, Any] = {
         "node": "a", "date": "2026-11-02", "stores": {},
         "machine": Machine(CPU, 2, 8, "6", "3.12", {}, None, ()),
-        "decode_images_per_s": {}, "core_gain": near(2), "memory_bytes_per_s": near(1e10),
+        "decode_images_per_s": {}, "core_gain": near(2),
         "to_device_bytes_per_s": near(5e10, STORED), "gpu_decode_images_per_s": near(9000, STORED),
         "models": {"resnet50": ModelRates(rate, rate)}, "device": GPU.name,
     }  # fmt: skip

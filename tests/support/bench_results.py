@@ -6,7 +6,6 @@ from __future__ import annotations
 from feedrate.bench.results import (
     BenchResult,
     BenchRun,
-    CopyTime,
     MachineResult,
     Standing,
 )
@@ -88,18 +87,11 @@ def make_machine_result() -> MachineResult:
             stores={"nfs": make_store_speed()},
             decode_images_per_s={"pillow": Figure.exactly(400.0), "feedrate": Figure.exactly(1600.0)},
             core_gain=Figure.exactly(1.9),
-            memory_bytes_per_s=Figure.exactly(8e9),
             to_device_bytes_per_s=Figure.exactly(5e10),
             gpu_decode_images_per_s=None,
             models={"resnet50": ModelRates(rate, rate.scaled(0.25))},
             device="GPU 9000",
         ),
-        copies=(
-            CopyTime("nfs", "scratch", 1, Figure(10.0, 9.5, 10.5)),
-            CopyTime("nfs", "scratch", 10_000, Figure(90.0, 80.0, 100.0, note="from 66.7 MB")),
-        ),
-        decode_all_images_per_s=Figure.exactly(3040.0),
-        pageable_bytes_per_s=None,
         is_quick=False,
         left_out={"decoding on the GPU": "NVRTC is not installed"},
         took_s=80.0,

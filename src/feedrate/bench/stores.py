@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that `bench machine` writes to a store, copies and reads: one large one, then many small ones.
+"""Files that `bench machine` writes to a store and reads: one large one, then many small ones.
 
 All lie in one folder of its own below the folder that was named (files/own_folder.py).
 """
@@ -11,12 +11,11 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feedrate.bench.results import CopyTime
 from feedrate.bench.rounds import Say
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import ASSUMED, Figure
@@ -91,8 +90,7 @@ def choose_sizes(folder: Path, wanted: Sizes) -> Sizes:
     is_memory, why = describe_storage(folder).is_memory, ""
     for by in (1, 4, 16):
         sizes = wanted.divided(by)
-        # The large file and its copy are there at the same time; so are the small ones and theirs.
-        needed = 2 * max(sizes.file_bytes, sizes.files * sizes.each_bytes)
+        needed = max(sizes.file_bytes, sizes.files * sizes.each_bytes)
         with writing(folder / "files", needed):
             why = _find_lack(folder, sizes, needed, is_memory=is_memory)
         if not why:
@@ -113,29 +111,27 @@ def _find_lack(folder: Path, sizes: Sizes, needed: int, *, is_memory: bool) -> s
     return (failed.strerror or str(failed)).lower() if failed else ""
 
 
-def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tuple[CopyTime, CopyTime]]:
-    """Write files to a store, copy them to another, or within it, and read them.
+def measure_files(store: Store, say: Say) -> StoreSpeed:
+    """Write files to a store and read them.
 
     Raises:
         StorageError: the disk said no.
     """
     sizes = store.sizes
     with writing(store.inside / "files"):
-        say(f"{store.name}: one file of {format_bytes(sizes.file_bytes)}, written, copied, read")
+        say(f"{store.name}: one file of {format_bytes(sizes.file_bytes)}, written, read")
         large = store.inside / "large"
         written = _write_large(large, sizes)
-        one = _copy([(large, written)], store, target)
         whole = measure_store(str(store.inside), [(str(large), written)], seconds=sizes.read_s)
         large.unlink()
-        say(f"{store.name}: {sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, copied, read")
+        say(f"{store.name}: {sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, read")
         small = _write_small(store.inside / "small", sizes)
-        many = _copy(small, store, target)
         files = [(str(path), size) for path, size in small]
         apart = measure_store(str(store.inside), files, seconds=sizes.read_s)
         shutil.rmtree(store.inside / "small")
         rate, create_s = measure_writes(str(store.inside), seconds=sizes.read_s / 2)
     speed = replace(_combine(whole, apart, sizes.each_bytes), write_bytes_per_s=rate, create_s=create_s)
-    return replace(speed, path=str(store.folder)), (one, many)
+    return replace(speed, path=str(store.folder))
 
 
 def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpeed:
@@ -200,42 +196,3 @@ def _drop(paths: Iterable[Path]) -> None:
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _copy(files: Sequence[tuple[Path, int]], store: Store, target: Store) -> CopyTime:
-    """Copy files one after another, through to the disk, as long as there is time; the copies go away."""
-    steps: list[tuple[int, float]] = []
-    with tempfile.TemporaryDirectory(prefix="copies-", dir=target.inside) as into:
-        began = last = time.perf_counter()
-        copied = (size for n, (path, _) in enumerate(files) for size in _copy_file(path, Path(into, str(n))))
-        for size in copied:
-            now = time.perf_counter()
-            steps.append((size, now - last))
-            last = now
-            if now - began > store.sizes.seconds:
-                break
-        sync_file_system(Path(into))
-        seconds = time.perf_counter() - began
-    _drop(path for path, _ in files)
-    size_bytes = sum(size for size, _ in steps)
-    spread = Figure.of_mean([took for _, took in steps])
-    note = "" if size_bytes > 0.99 * GB else f"from {format_bytes(size_bytes)}"
-    figure = spread.scaled(seconds * GB / size_bytes / spread.value)
-    files_per_gb = 1 if len(files) == 1 else GB // store.sizes.each_bytes
-    return CopyTime(store.name, target.name, files_per_gb, replace(figure, note=note))
-
-
-def _copy_file(source: Path, target: Path) -> Iterator[int]:
-    """Yield the bytes of each step: of a small file there is one."""
-    buffer = bytearray(_BLOCK_BYTES)
-    with open(source, "rb", buffering=0) as here, open(target, "xb", buffering=0) as there:
-        step = 0
-        while got := here.readinto(buffer):
-            there.write(memoryview(buffer)[:got])
-            step += got
-            if step >= _CHUNK_BYTES:
-                os.fdatasync(there.fileno())
-                yield step
-                step = 0
-        if step:
-            yield step

@@ -160,7 +160,6 @@ class MachineNumbers:
         stores: by mount point.
         decode_images_per_s: of one core, crops of photographs like ImageNet's: `pillow`, `feedrate`.
         core_gain: what all usable cores decode together, divided by what one does.
-        memory_bytes_per_s: copying within memory.
         to_device_bytes_per_s: from pinned memory to the first GPU.
         models: by name, on the first GPU, or on the CPU where there is none.
     """
@@ -171,7 +170,6 @@ class MachineNumbers:
     stores: Mapping[str, StoreSpeed]
     decode_images_per_s: Mapping[str, Figure]
     core_gain: Figure
-    memory_bytes_per_s: Figure
     to_device_bytes_per_s: Figure | None
     gpu_decode_images_per_s: Figure | None
     models: Mapping[str, ModelRates]
