@@ -18,15 +18,16 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench import machine, stores
+from feedrate.bench import machine
 from feedrate.bench.machine import bench_machine, choose_stores
 from feedrate.bench.results import MachineResult
-from feedrate.bench.stores import Sizes, check_store, choose_sizes
 from feedrate.cli import main
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import Figure
 from feedrate.files.lock import lock_fd
 from feedrate.files.own_folder import own_folder, remove_leftovers
+from feedrate.lab import trial_files
+from feedrate.lab.trial_files import Sizes, check_store, choose_sizes
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room, describe_storage
 from feedrate.model.numbers import load_numbers
@@ -42,6 +43,7 @@ def little_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     effort = replace(machine._QUICK, photographs=4, seconds=0.01, transfer_bytes=1 << 20, cpu_models=())
     monkeypatch.setattr(machine, "_QUICK", effort)
     monkeypatch.setattr(machine, "QUICK", TINY)
+    monkeypatch.setattr(machine.Neighbours, "describe", lambda _: "")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
@@ -82,16 +84,9 @@ def test_a_store_is_measured_and_nothing_is_left_there(folder: Path) -> None:
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[stores.Store]:
-    """What would be measured; nothing is written."""
-    seen: list[stores.Store] = []
-
-    def measure(store: stores.Store, _: Any) -> Any:
-        seen.append(store)
-        return replace(make_store_speed(), path=str(store.folder))
-
-    monkeypatch.setattr(machine, "measure_files", measure)
-    return seen
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written."""
+    monkeypatch.setattr(machine, "measure_files", lambda *_: make_store_speed())
 
 
 @pytest.mark.usefixtures("measured")
@@ -125,7 +120,7 @@ def test_a_gpu_that_others_hold_is_left_out_and_all_else_is_kept(monkeypatch: py
 def test_large_and_small_files_together_take_what_they_took() -> None:
     large = make_store_speed()
     small = replace(large, file_s=Figure.exactly(0.005), stream_bytes_per_s=Figure.exactly(2.5e7))
-    both = stores._combine(large, small, 100_000)
+    both = trial_files._combine(large, small, 100_000)
     assert both.stream_bytes_per_s.value == 5e7
     assert both.file_s.value + 100_000 / 5e7 == pytest.approx(0.005 + 100_000 / 2.5e7)
 
@@ -133,7 +128,7 @@ def test_large_and_small_files_together_take_what_they_took() -> None:
 def test_a_file_is_opened_in_some_time_whatever_its_bytes_took() -> None:
     large = make_store_speed()
     small = replace(large, file_s=Figure.exactly(0.001), stream_bytes_per_s=Figure.exactly(1e9))
-    assert stores._combine(large, small, 100_000).file_s.value == 0.0005
+    assert trial_files._combine(large, small, 100_000).file_s.value == 0.0005
 
 
 def test_stores_are_called_as_they_are_typed_or_by_a_name(tmp_path: Path) -> None:
@@ -170,19 +165,21 @@ def test_a_store_that_cannot_be_measured_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_less_is_written_where_there_is_less_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "measure_room", lambda _: Room(6 << 20, None))
+    monkeypatch.setattr(trial_files, "measure_room", lambda _: Room(6 << 20, None))
     assert choose_sizes(tmp_path, TINY).file_bytes == 2 << 20
-    monkeypatch.setattr(stores, "measure_room", lambda _: Room(1000, None))
+    monkeypatch.setattr(trial_files, "measure_room", lambda _: Room(1000, None))
     with pytest.raises(StorageError, match=r"too little room at .*: 1.00 KB free"):
         choose_sizes(tmp_path, TINY)
-    monkeypatch.setattr(stores, "measure_room", lambda _: Room(1 << 40, 5))
+    monkeypatch.setattr(trial_files, "measure_room", lambda _: Room(1 << 40, 5))
     with pytest.raises(StorageError, match="5 more files may be made"):
         choose_sizes(tmp_path, TINY)
 
 
 def test_a_quota_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "describe_storage", lambda _: SimpleNamespace(is_memory=False))
-    monkeypatch.setattr(stores, "try_to_reserve", lambda *_: OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    monkeypatch.setattr(trial_files, "describe_storage", lambda _: SimpleNamespace(is_memory=False))
+    monkeypatch.setattr(
+        trial_files, "try_to_reserve", lambda *_: OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+    )
     with pytest.raises(StorageError, match="disk quota exceeded"):
         choose_sizes(tmp_path, TINY)
 
@@ -301,3 +298,16 @@ def test_a_state_folder_that_cannot_be_written_stops_nothing(
     monkeypatch.setattr(machine, "bench_machine", FakeBench())
     assert main(["bench", "machine"]) == 0
     assert "not kept for other commands: cannot make" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("measured")
+def test_numbers_of_a_busy_machine_are_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = "other processes took 1.5 of 2 cores meanwhile"
+    monkeypatch.setattr(machine.Neighbours, "describe", lambda _: busy)
+    assert main(["bench", "machine", "--quick", "--store", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert f"not kept for other commands, as {busy}: type it again when they have ended" in err
+    assert busy in " ".join(out.split())
+    assert load_numbers() is None

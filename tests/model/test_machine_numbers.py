@@ -33,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_store(path: Path) -> StoreSpeed:
     return StoreSpeed(
-        path=str(path), kind=describe_storage(path).kind, file_s=SECOND, list_s=None, folder_s=None,
+        path=str(path), kind=describe_storage(path).kind, file_s=SECOND, 
         read_s=replace(SECOND, origin=ASSUMED), stream_bytes_per_s=SECOND, total_bytes_per_s=SECOND,
         files_per_s=SECOND, streams=16, keeps_pages=True, cold_share=0.5,
     )  # fmt: skip

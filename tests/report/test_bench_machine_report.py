@@ -47,3 +47,10 @@ def test_a_disk_that_may_be_cached_below_is_said() -> None:
     store = replace(make_store_speed(), file_s=Figure(1.0, 1.0, 1.0, note=note))
     lines = draw(replace(mine, numbers=replace(mine.numbers, stores={"disk": store})))
     assert any(line.startswith("disk: a virtual disk, which its host may cache") for line in lines)
+
+
+def test_numbers_of_a_busy_machine_say_so() -> None:
+    lines = draw(replace(make_machine_result(), busy="other processes took 1.5 of 2 cores meanwhile"))
+    assert (
+        "other processes took 1.5 of 2 cores meanwhile: these numbers say too little of this machine" in lines
+    )

@@ -61,8 +61,6 @@ def make_store_speed() -> StoreSpeed:
         path="nfs",
         kind="nfs4",
         file_s=Figure(0.006, 0.0055, 0.0065, note="300 files"),
-        list_s=Figure.exactly(1e-5),
-        folder_s=None,
         read_s=Figure.exactly(0.002),
         stream_bytes_per_s=Figure.exactly(5e7),
         total_bytes_per_s=Figure(1e8, 9e7, 1e9, ASSUMED, "the files are too small to tell"),

@@ -23,7 +23,6 @@ from feedrate import kernel
 from feedrate.arrays import U8
 from feedrate.bench.results import MachineResult
 from feedrate.bench.rounds import Clock, Say
-from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.figures import Figure
 from feedrate.files.atomic import writing
@@ -32,12 +31,14 @@ from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.lab.device import BATCH_SIZE, choose_device, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
+from feedrate.lab.store import Neighbours
+from feedrate.lab.trial_files import FULL, QUICK, Sizes, check_store, choose_sizes, measure_files
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
 from feedrate.machine.disk import describe_storage, find_scratch
-from feedrate.machine.results import MachineNumbers, ModelRates
+from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
 from feedrate.model.results import KNOWN_MODELS
 from feedrate.units import format_count, format_seconds
 
@@ -51,6 +52,16 @@ _MODEL = "resnet50"
 _LEAST_ROUNDS = 3
 _BATCHES = 8  # that the GPU is given at once
 _STEPS, _BACKWARD = 5, 4  # steps at least that a model is measured with; training by forward, in time
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder that was named. `inside`: the folder of our own below it."""
+
+    name: str
+    folder: Path
+    inside: Path
+    sizes: Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +112,11 @@ def bench_machine(
     Raises:
         NotFound, StorageError: a store is not there, cannot be written to, is full, or does not answer.
     """
-    began, effort = time.perf_counter(), _QUICK if is_quick else _FULL
+    began, effort, neighbours = time.perf_counter(), _QUICK if is_quick else _FULL, Neighbours()
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         opened = [_open_store(name, folder, is_quick, stack, say) for name, folder in stores.items()]
-        speeds = {store.name: measure_files(store, say) for store in opened}
+        speeds = {store.name: _measure_store(store, say) for store in opened}
         say(f"decoding {format_count(effort.photographs, 'photograph')} on one core and on all")
         jpegs = [make_photograph(number).jpeg for number in range(effort.photographs)]
         with _open_photographs(jpegs, opened[0].inside) as samples:
@@ -131,6 +142,7 @@ def bench_machine(
         numbers=replace(numbers, node="", stores=named),
         is_quick=is_quick,
         left_out=left_out,
+        busy=neighbours.describe(),
         took_s=time.perf_counter() - began,
     )
     return result, numbers
@@ -140,6 +152,11 @@ def _open_store(name: str, folder: Path, is_quick: bool, stack: ExitStack, say: 
     check_store(folder)
     inside = stack.enter_context(own_folder(folder, "feedrate-bench-machine-", say))
     return Store(name, folder, inside, choose_sizes(inside, QUICK if is_quick else FULL))
+
+
+def _measure_store(store: Store, say: Say) -> StoreSpeed:
+    speed = measure_files(store.inside, store.sizes, lambda text: say(f"{store.name}: {text}"))
+    return replace(speed, path=str(store.folder))
 
 
 def _open_photographs(jpegs: Sequence[bytes], folder: Path) -> Any:

@@ -81,9 +81,11 @@ class MachineResult:
     Attributes:
         numbers: as they are kept of the node, without its name, and with stores by name.
         left_out: what was not measured, and why.
+        busy: what other processes took of the cores meanwhile, where it was much: the numbers are not kept.
     """
 
     numbers: MachineNumbers
     is_quick: bool
     left_out: Mapping[str, str]
     took_s: float
+    busy: str = ""

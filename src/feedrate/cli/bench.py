@@ -131,7 +131,10 @@ def run_machine(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt():
         result, numbers = bench_machine(stores, is_quick=arguments.quick, say=say)
     try:
-        say(f"kept for 'feedrate plan' and 'feedrate estimate': {save_numbers(numbers)}")
+        if result.busy:
+            say(f"not kept for other commands, as {result.busy}: type it again when they have ended")
+        else:
+            say(f"kept for 'feedrate plan' and 'feedrate estimate': {save_numbers(numbers)}")
     except StorageError as error:
         say(f"not kept for other commands: {error}")
     return emit(arguments, "bench machine", result, draw_machine)

@@ -89,8 +89,6 @@ def _list_store(section: str, store: StoreSpeed) -> Iterator[Row]:
         yield Row(section, "write", store.write_bytes_per_s, _rate)
     if store.create_s is not None:
         yield Row(section, "make a small file", store.create_s, format_seconds)
-    if store.list_s is not None:
-        yield Row(section, "list a folder, per 1,000 entries", store.list_s.scaled(1000), format_seconds)
 
 
 def _images(per_second: float) -> str:
@@ -113,6 +111,7 @@ def _describe_range(row: Row) -> str:
 
 def _list_notes(result: MachineResult) -> list[str]:
     notes = [f"left out: {what}: {why}" for what, why in result.left_out.items()]
+    notes += [f"{result.busy}: these numbers say too little of this machine"] if result.busy else []
     for name, store in result.numbers.stores.items():
         if store.cold_share is not None and store.cold_share < _FEW:
             notes.append(f"{name}: its files stay in memory, so nothing there is cold")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that `bench machine` writes to a store and reads: one large one, then many small ones.
+"""Files that are written to a folder to measure its disk, and read: one large one, then many small ones.
 
-All lie in one folder of its own below the folder that was named (files/own_folder.py).
+All lie in a folder of our own below the folder that was named (files/own_folder.py).
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feedrate.bench.rounds import Say
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import ASSUMED, Figure
 from feedrate.files.atomic import sync_file_system, writing
+from feedrate.lab.store import call_patiently, measure_store, measure_writes
 from feedrate.machine.disk import describe_storage, measure_room, try_to_reserve
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import StoreSpeed
-from feedrate.machine.store import call_patiently, measure_store, measure_writes
 from feedrate.units import format_bytes
 
 GB = 1_000_000_000
@@ -47,16 +46,7 @@ class Sizes(NamedTuple):
 
 FULL = Sizes(GB, 10_000, 100_000, 6.0, 4.0)
 QUICK = Sizes(GB // 8, 1_000, 100_000, 1.5, 1.5)
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A folder that was named. `inside`: the folder of our own below it."""
-
-    name: str
-    folder: Path
-    inside: Path
-    sizes: Sizes
+BRIEF = Sizes(48 << 20, 120, 16 << 10, 1.0, 1.0)  # what a plan has time for
 
 
 def check_store(folder: Path) -> None:
@@ -111,27 +101,26 @@ def _find_lack(folder: Path, sizes: Sizes, needed: int, *, is_memory: bool) -> s
     return (failed.strerror or str(failed)).lower() if failed else ""
 
 
-def measure_files(store: Store, say: Say) -> StoreSpeed:
-    """Write files to a store and read them.
+def measure_files(inside: Path, sizes: Sizes, say: Callable[[str], None] = lambda _: None) -> StoreSpeed:
+    """Write files into a folder of our own, and read them from the disk.
 
     Raises:
         StorageError: the disk said no.
     """
-    sizes = store.sizes
-    with writing(store.inside / "files"):
-        say(f"{store.name}: one file of {format_bytes(sizes.file_bytes)}, written, read")
-        large = store.inside / "large"
+    with writing(inside / "files"):
+        say(f"one file of {format_bytes(sizes.file_bytes)}, written, read")
+        large = inside / "large"
         written = _write_large(large, sizes)
-        whole = measure_store(str(store.inside), [(str(large), written)], seconds=sizes.read_s)
+        whole = measure_store(str(inside), [(str(large), written)], seconds=sizes.read_s)
         large.unlink()
-        say(f"{store.name}: {sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, read")
-        small = _write_small(store.inside / "small", sizes)
+        say(f"{sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, read")
+        small = _write_small(inside / "small", sizes)
         files = [(str(path), size) for path, size in small]
-        apart = measure_store(str(store.inside), files, seconds=sizes.read_s)
-        shutil.rmtree(store.inside / "small")
-        rate, create_s = measure_writes(str(store.inside), seconds=sizes.read_s / 2)
-    speed = replace(_combine(whole, apart, sizes.each_bytes), write_bytes_per_s=rate, create_s=create_s)
-    return replace(speed, path=str(store.folder))
+        apart = measure_store(str(inside), files, seconds=sizes.read_s)
+        shutil.rmtree(inside / "small")
+        rate, create_s = measure_writes(str(inside), seconds=sizes.read_s / 2)
+    speed = _combine(whole, apart, sizes.each_bytes)
+    return replace(speed, write_bytes_per_s=rate, create_s=create_s)
 
 
 def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpeed:
@@ -146,7 +135,7 @@ def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpee
         warm = whole.warm_bytes_per_s
     return replace(
         whole, file_s=file_s, warm_file_s=warm_file_s, warm_bytes_per_s=warm, files_per_s=apart.files_per_s,
-        list_s=apart.list_s, folder_s=apart.folder_s, stat_s=apart.stat_s,
+        stat_s=apart.stat_s,
     )  # fmt: skip
 
 
