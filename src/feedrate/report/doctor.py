@@ -15,9 +15,9 @@ from feedrate.doctor.results import (
     RunFacts,
     SamplePart,
     TimeShare,
+    name_phase,
 )
 from feedrate.errors import clean
-from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
 from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, wrap
 from feedrate.report.page import describe_machine
@@ -357,7 +357,7 @@ def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iter
     phases: dict[str, list[float]] = {}
     for row in diagnosis.timeline:
         phases.setdefault(row.phase, []).append(row.wall_s)
-    named = [(charts.name_phase(phase), walls) for phase, walls in phases.items()]
+    named = [(name_phase(phase), walls) for phase, walls in phases.items()]
     yield (
         "Step by step: the higher, the longer",
         [(f"{name}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
