@@ -23,7 +23,7 @@ def draw_bench(result: BenchResult, width: int | None = None) -> str:
         f"{result.image_side}, batches of {result.batch_size}, {result.threads} threads or workers, "
         f"{format_count(rounds, 'round')}, files in the page cache"
     )
-    rows = [("", "images/s", "quartiles", "CPU/image", "memory", "first batch")]
+    rows: list[tuple[str, ...]] = [("", "images/s", "quartiles", "CPU/image", "memory", "first batch")]
     rows += [
         (
             one.contestant,
