@@ -20,9 +20,8 @@ from typing import Any
 
 from .. import layout
 from ..guard import processes
-from ..guard.guard import Guard
+from ..guard.guard import Guard, Scope
 from ..guard.processes import Ending
-from ..guard.scope import Scope
 from ..record import loader_clone, other_loaders
 from ..session import session
 from . import batches, watching
