@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import multiprocessing
 import random
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,21 +22,8 @@ from .parts import here
 FORKED_TIMEOUT_S, TIMEOUT_S = 30.0, 100.0
 
 
-class Recorded:
-    """A sampler that gives these index lists, over and over."""
-
-    def __init__(self, lists: list[Any]) -> None:
-        self._lists = lists
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.cycle(self._lists)
-
-    def __len__(self) -> int:
-        return len(self._lists)
-
-
 class Endless:
-    """The user's sampler, epoch after epoch."""
+    """The user's sampler, or lists of indices, over and over."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -56,7 +41,6 @@ class Remains:
     """A loader that only its iterator is left of: `for batch in DataLoader(...)` with persistent workers."""
 
     def __init__(self, iterator: Any) -> None:
-        self._iterator = weakref.ref(iterator)
         self._index_sampler = iterator._index_sampler
         self.dataset = iterator._dataset
         self.collate_fn = iterator._collate_fn
@@ -72,9 +56,6 @@ class Remains:
         self.batch_size = getattr(self.batch_sampler, "batch_size", None)
         workers = getattr(iterator, "_workers", ())
         self.multiprocessing_context = getattr(workers[0], "_start_method", None) if workers else None
-
-    def are_of(self, iterator: Any) -> bool:
-        return self._iterator() is iterator
 
     def __len__(self) -> int:
         return len(self._index_sampler)
@@ -120,15 +101,9 @@ def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> An
         if loader.batch_sampler is None:
             options["batch_size"] = None
         kind = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        options[kind] = Endless(getattr(loader, kind)) if lists is None else Recorded(lists)
+        options[kind] = Endless(getattr(loader, kind) if lists is None else lists)
     with quiet():
         return torch.utils.data.DataLoader(loader.dataset, **options)
-
-
-def start(loader: Any) -> Any:
-    """A new iterator."""
-    with quiet():
-        return iter(loader)
 
 
 def unhooked(iterator: Any) -> Any:
@@ -156,7 +131,8 @@ class Source:
 
     def __init__(self, loader: Any, iterator: Any = None) -> None:
         self._loader = loader
-        self.iterator = start(loader) if iterator is None else iterator
+        with quiet():
+            self.iterator = iter(loader) if iterator is None else iterator
 
     def next(self) -> Any:
         """A batch, without a record."""

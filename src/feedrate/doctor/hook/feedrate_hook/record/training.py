@@ -438,7 +438,7 @@ def _watch_alone() -> None:
         session.probing = True
         from . import stacks  # which looks at the training
 
-        stacks.start_alone()
+        stacks.start(is_unasked=True)
     elif done == _ALONE:
         note_alone()
     batch_arrived()
