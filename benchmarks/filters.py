@@ -2,7 +2,7 @@
 """What does each resize filter cost, in `Loader` from end to end and decoder against decoder?
 
 Makes photographs of 0.2 megapixel, packs them, and drains the pack with each filter in turn, round by round:
-CPU time of the whole process. Then `feedrate bench kernel` compares the decoders on one thread with each.
+CPU time of the whole process. Then `decoders.py` compares the decoders on one thread with each.
 
     python benchmarks/filters.py --json benchmarks/results/filters.json
 """
@@ -19,14 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from decoders import KernelOptions, bench_source, write_set
 from threads import say
 
 import feedrate
 from feedrate import PackOptions, pack
-from feedrate.bench.kernel import KernelOptions, bench_source
 from feedrate.filters import FILTERS
 from feedrate.kernel import simd_level
-from feedrate.lab.photographs import write_set
 from feedrate.machine.describe import describe_machine
 
 
@@ -83,7 +82,7 @@ def drain_all(target: Path, rounds: int) -> dict[str, list[float]]:
 
 def compare_decoders(images: Path, name: str, rounds: int) -> dict[str, Any]:
     options = KernelOptions(images=100, rounds=rounds, interpolation=name)
-    (found,) = bench_source(str(images), options, say=lambda _: None).sets
+    (found,) = bench_source(str(images), options).sets
     rates = {one.contestant: one.images_per_cpu_s for one in found.standings}
     say(f"{name:8} " + ", ".join(f"{who} {rate:,.0f}" for who, rate in rates.items()) + " images per CPU s")
     return rates

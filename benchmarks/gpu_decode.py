@@ -180,11 +180,9 @@ class GpuDecoder:
         for number in range(len(self.plans)):
             self.copy_and_run(number)
 
-    def launch(
-        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
-    ) -> None:
+    def launch(self, name: str, grid: tuple[int, int], block: int, args: Sequence[Any]) -> None:
         self.launches[name] = block
-        self.module.launch(name, grid, block, args, shared_bytes=shared_bytes)
+        self.module.launch(name, grid, block, args)
 
     def run(self, number: int, launch: contract.Launch | None = None) -> None:
         number %= len(self.plans)
@@ -201,12 +199,10 @@ class GpuDecoder:
         """Return microseconds of an image in each kernel, batches in turn, the host always ahead."""
         marks: list[tuple[str, Any, Any]] = []
 
-        def launch(
-            name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
-        ) -> None:
+        def launch(name: str, grid: tuple[int, int], block: int, args: Sequence[Any]) -> None:
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
-            self.launch(name, grid, block, shared_bytes, args)
+            self.launch(name, grid, block, args)
             after.record()
             marks.append((name, before, after))
 
@@ -336,13 +332,7 @@ def check(photos: PhotoCopies, arguments: argparse.Namespace, module: Any, pool:
         buffers["staged"][: len(staged)].copy_(staged)
         pixels = torch.zeros(count, *size, 3, dtype=torch.uint8, device=DEVICE)
         ended = torch.full((count,), -1, dtype=torch.int32, device=DEVICE)
-        contract.run(
-            plan,
-            lambda name, grid, block, shared, args: module.launch(
-                name, grid, block, args, shared_bytes=shared
-            ),
-            buffers, pixels, ended,
-        )  # fmt: skip
+        contract.run(plan, module.launch, buffers, pixels, ended)
         out, statuses = pixels.cpu().numpy(), ended.cpu().numpy()
         differ = []
         for i in np.flatnonzero(taken & (statuses == 0)):

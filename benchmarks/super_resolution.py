@@ -102,8 +102,9 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def prepare(folder: Path, images: int) -> tuple[Path, Path, Path]:
+    from decoders import make_camera_picture
+
     from feedrate import PackOptions, pack
-    from feedrate.lab.photographs import make_camera_picture
 
     photos, scratch = folder / "photos", folder / "scratch"
     for path in (photos, scratch):

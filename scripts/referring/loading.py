@@ -243,8 +243,8 @@ def with_image(pack: str, image: Callable[[], Any], **options: Any) -> Callable[
 PACKS = (
     "photos.pack", "two.pack", "tfrecord.pack", "hdf5.pack", "raw.pack", "resized.pack", "normal.pack",
     "kept.pack", "no-scan.pack", "entries.pack", "mapped.pack", "zip.pack", "webdataset.pack", "parquet.pack",
-    "webdataset.index", "photos.index", "arrays.pack", "arrays.h5.index", "merged.pack",
-    "linked.pack", "referring.pack", "killed-tar.pack", "equals-raw.pack",
+    "webdataset.index", "photos.index", "arrays.pack", "arrays.h5.index", "joined.pack",
+    "killed-tar.pack", "equals-raw.pack",
 )  # fmt: skip
 
 

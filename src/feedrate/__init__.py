@@ -26,7 +26,6 @@ _MODULES = {
     "feedrate.packing.change.append": "AppendOptions append",
     "feedrate.packing.change.columns": "ColumnOptions add_column",
     "feedrate.packing.change.entries": "set_entries",
-    "feedrate.packing.change.merge": "MergeOptions merge",
     "feedrate.packing.change.split": "SplitOptions extend_split split",
     "feedrate.packing.check.unpack": "unpack",
     "feedrate.packing.check.verify": "verify",
@@ -71,8 +70,6 @@ if TYPE_CHECKING:
     from feedrate.packing.change.columns import ColumnOptions as ColumnOptions
     from feedrate.packing.change.columns import add_column as add_column
     from feedrate.packing.change.entries import set_entries as set_entries
-    from feedrate.packing.change.merge import MergeOptions as MergeOptions
-    from feedrate.packing.change.merge import merge as merge
     from feedrate.packing.change.split import SplitOptions as SplitOptions
     from feedrate.packing.change.split import extend_split as extend_split
     from feedrate.packing.change.split import split as split

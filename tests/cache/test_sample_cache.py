@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shelf that caches keep their samples on: bounded, shared, checked, and gone with its last process."""
+"""The sample cache: bounded, shared, checked, and gone with its last process."""
 
 from __future__ import annotations
 
@@ -52,10 +52,9 @@ def sample(number: int, size: int = 100) -> bytes:
     return np.random.default_rng(number).bytes(size)
 
 
-def entries_of(shelf: SampleCache) -> list[Path]:
-    folder = sharing.find_meeting_folder()
-    assert folder is not None
-    return sorted(folder.glob(f"{shelf._name()}.*"))
+def lists_of(shelf: SampleCache) -> list[str]:
+    """Return the lists of a cache's files that processes have open."""
+    return list(sharing._find_lists(shelf._name()))
 
 
 def test_what_was_put_comes_back_and_nothing_else(shelve) -> None:
@@ -162,9 +161,9 @@ def test_shelves_of_one_key_are_one_and_those_of_another_are_not(shelve) -> None
 def test_a_shelf_is_gone_when_its_last_user_leaves(shelve) -> None:
     first = shelve(key="goes")
     first.put(7, sample(7))
-    assert len(entries_of(first)) == 1
+    assert len(lists_of(first)) == 1
     first.close()
-    assert entries_of(first) == []
+    assert lists_of(first) == []
     assert shelve(key="goes").get(7) is None
 
 
@@ -178,7 +177,7 @@ def test_a_closed_shelf_says_so(shelve) -> None:
 
 @pytest.mark.parametrize("number", [-1, 100])
 def test_a_number_that_is_none_is_refused(shelve, number: int) -> None:
-    with pytest.raises(IndexError, match=r"sample -?1(00)? of a shelf that has 100"):
+    with pytest.raises(IndexError, match=r"sample -?1(00)? of a cache that has 100"):
         shelve().put(number, b"")
 
 
@@ -187,7 +186,7 @@ def test_a_fork_shares_the_shelf_of_its_parent(shelve) -> None:
     shelf.put(0, sample(0))
     child = os.fork()
     if not child:
-        is_there = shelf.get(0) == sample(0) and shelf.put(1, sample(1)) and len(entries_of(shelf)) == 2
+        is_there = shelf.get(0) == sample(0) and shelf.put(1, sample(1)) and len(lists_of(shelf)) == 2
         os._exit(0 if is_there else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert shelf.get(1) == sample(1)
@@ -238,7 +237,7 @@ def test_processes_that_fill_at_once_lose_nothing(shelve) -> None:
         assert child.returncode == 0
 
 
-def test_what_a_killed_process_leaves_is_removed_by_the_next(shelve) -> None:
+def test_a_killed_process_leaves_nothing(shelve) -> None:
     key = uuid.uuid4().hex
     words = [sys.executable, "-c", FILLER, key, "0"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -246,24 +245,24 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next(shelve) -> None:
         assert child.stdout.readline() == b"done\n"
         child.send_signal(signal.SIGKILL)
     shelf = shelve(Tier("ram", 10**8), samples=400, key=key)
-    assert len(entries_of(shelf)) == 1  # its own
+    assert len(lists_of(shelf)) == 1  # its own
     assert shelf.get(0) is None
 
 
-def test_a_meeting_folder_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
+def test_a_gate_that_others_can_enter_is_not_used(tmp_path: Path) -> None:
     (tmp_path / f"feedrate-shared-{os.getuid()}").mkdir(0o755)
-    assert sharing.find_meeting_folder((str(tmp_path),)) is None
+    assert sharing.find_gate((str(tmp_path),)) is None
     (tmp_path / "other").mkdir()
-    found = sharing.find_meeting_folder((str(tmp_path), str(tmp_path / "other")))
+    found = sharing.find_gate((str(tmp_path), str(tmp_path / "other")))
     assert found is not None
     assert found.parent == tmp_path / "other"
     assert found.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_link_in_place_of_the_meeting_folder_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_gate_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(0o700)
     (tmp_path / f"feedrate-shared-{os.getuid()}").symlink_to(tmp_path / "real")
-    assert sharing.find_meeting_folder((str(tmp_path),)) is None
+    assert sharing.find_gate((str(tmp_path),)) is None
 
 
 def test_a_job_is_named_by_its_scheduler() -> None:
@@ -335,11 +334,11 @@ def test_a_shelf_that_is_collected_while_another_is_opened_holds_nobody_up(
 ) -> None:
     lost: list[SampleCache] = [SampleCache("lost", 4, [Tier("ram", 1 << 20)])]
 
-    def collect(*_: object) -> bool:
+    def collect(*_: object) -> list[str]:
         if lost:
             lost.pop().close()  # as its finalizer does, whenever the garbage collector runs
-        return False
+        return []
 
-    monkeypatch.setattr("feedrate.cache.sharing._remove_if_stale", collect)
+    monkeypatch.setattr("feedrate.cache.sharing._find_lists", collect)
     SampleCache("found", 4, [Tier("ram", 1 << 20)]).close()
     assert lost == []

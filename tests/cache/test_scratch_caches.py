@@ -184,16 +184,19 @@ delete_cache(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_what_a_killed_deletion_left_is_listed_and_taken_away_by_gc(tmp_path: Path, number: int) -> None:
+def test_what_a_killed_deletion_left_is_in_nobodys_way_and_can_be_deleted(
+    tmp_path: Path, number: int
+) -> None:
     fill(tmp_path)
-    with process(DIE_WHILE_DELETING, place(tmp_path), number) as child:
-        assert child.wait() == -signal.SIGKILL
-    (folder,) = list_scratch(str(tmp_path)).folders
-    assert folder.caches == ()
-    assert [one.what for one in folder.leftovers] == ["a cache that was being deleted"]
-    assert fill(tmp_path).made == 9  # it is in nobody's way
-    assert [one.why for one in collect_garbage(str(tmp_path)).removed] == ["a cache that was being deleted"]
-    assert len(list(home_of(str(tmp_path)).iterdir())) == 1
+    for is_used_again in (False, True):
+        with process(DIE_WHILE_DELETING, place(tmp_path), number) as child:
+            assert child.wait() == -signal.SIGKILL
+        if is_used_again:
+            assert fill(tmp_path).made == (0 if number == 1 else 9)
+            assert fill(tmp_path).made == 0
+        assert delete_cache(place(tmp_path)) == ""
+        assert list(home_of(str(tmp_path)).iterdir()) == []
+        fill(tmp_path)
 
 
 DELETE_AGAIN_AND_AGAIN = """

@@ -159,18 +159,14 @@ def test_append_of_nothing_but_a_damaged_file_names_it(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("home")
-def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[str]) -> None:
-    pack("new", "q", PackOptions(workers=1))
-    assert main(["merge", "p", "q", "--to", "m"]) == 0
+def test_append_of_a_pack_says_that_it_is_referred_to(capsys: pytest.CaptureFixture[str]) -> None:
+    pack("old", "q", PackOptions(workers=1))
+    assert main(["append", "q", "p", "--prefix", "again"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("merged 20 samples (3 classes) into m\n  linked  p: 10 samples, 1 shard\n")
-    assert out.endswith("\nnext: feedrate verify m\n")
-    assert main(["merge", "p", "q", "--to", "r", "--refer", "--prefix"]) == 0
-    out = capsys.readouterr().out
-    assert "  refers to  p: 10 samples, 1 shard, keys begin with p/\n" in out
-    assert "the packs that it refers to must stay where they are\n" in out
-    for name in "mr":
-        assert main(["verify", name]) == 0
+    assert out.startswith("appended 10 samples to p, which has 20 samples now\n")
+    assert "the new shards lie in q, which must stay where it is\n" in out
+    assert out.endswith("\nnext: feedrate verify p\n")
+    assert main(["verify", "p"]) == 0
 
 
 @pytest.mark.usefixtures("home")
@@ -183,7 +179,7 @@ def test_merge_says_what_it_links_and_refers_to(capsys: pytest.CaptureFixture[st
         (["split", "p", "--extend"], "p has no split 'split'"),
         (["split", "p", "a=0.5", "b=0.5", "--extend"], "give no others"),
         (["append", "new", "p", "--default", "age"], "'age' gives no value"),
-        (["merge", "p", "--to", "m"], "at least two packs"),
+        (["append", "p", "p"], "p is the source itself"),
         (["split", "nowhere", "a=0.5", "b=0.5"], "no pack at nowhere"),
         (["add-column", "p", "none.csv"], "cannot read the table none.csv"),
     ],
@@ -201,7 +197,7 @@ def test_mistakes_are_sentences(command: list[str], message: str, capsys: pytest
         ("add-column p t.csv", "p"),
         ("append new p --workers 1", "p"),
         ("index old i --workers 1", "i"),
-        ("merge p q --to m --prefix", "m"),
+        ("append q p --prefix q", "p"),
     ],
 )
 def test_every_command_that_writes_pack_json_gives_it_its_digest_also_of_a_pack_that_had_none(
@@ -209,7 +205,7 @@ def test_every_command_that_writes_pack_json_gives_it_its_digest_also_of_a_pack_
 ) -> None:
     text = Path("p/pack.json").read_bytes()
     Path("p/pack.json").write_bytes(without_digest(text))
-    pack("new", "q", PackOptions(workers=1))
+    pack("old", "q", PackOptions(workers=1))
     assert main(command.split()) == 0
     capsys.readouterr()
     assert b'\n "digest": "' in Path(written, "pack.json").read_bytes()

@@ -176,15 +176,6 @@ def test_remove_old_without_a_pack_gets_a_sentence(
     assert not (jpeg_folder / "pack.json").exists()
 
 
-def test_the_old_spelling_of_the_target_works_and_says_the_new_one_once(
-    jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["index", "--to", str(tmp_path / "i"), str(jpeg_folder), "--workers", "1"]) == 0
-    err = capsys.readouterr().err
-    assert (tmp_path / "i" / "pack.json").exists()
-    assert err.count("note: --to is now the second word: feedrate index PATH TARGET") == 1
-
-
 def test_the_target_may_stand_behind_options(jpeg_folder: Path, tmp_path: Path) -> None:
     assert main(["index", str(jpeg_folder), "--workers", "1", str(tmp_path / "i")]) == 0
     assert (tmp_path / "i" / "pack.json").exists()

@@ -48,6 +48,7 @@ def test_an_option_that_is_gone_is_answered_with_what_to_type(
 ) -> None:
     told = f"error: 'feedrate {command} {option}' is gone\n\nhint: {gone.OPTIONS[command, option]}\n"
     assert usage_error(capsys, *command.split(), "x", "y", option, "1") == told
+    assert usage_error(capsys, *command.split(), option, "python", "x.py", "--once") == told
 
 
 @pytest.mark.parametrize("words", [["demo", "x"], ["ls", "a", "b"]])
@@ -163,7 +164,11 @@ def test_the_help_of_a_command_fits_80_columns_but_for_examples_to_copy(
         ),
         (["ls", "p/pack.json"], "p/pack.json is a file; a pack is a folder", "name the folder: p\n"),
         (["ls", "photos"], "photos is not a pack", "make one of it: feedrate pack photos PACK\n"),
-        (["pack", "p", "q"], "p is a pack already", "feedrate ls p; to join packs: feedrate merge\n"),
+        (
+            ["pack", "p", "q"],
+            "p is a pack already",
+            "feedrate ls p; to add it to another: feedrate append OTHER_PACK PACK\n",
+        ),
         (["unpack", "p", "labels.csv"], "labels.csv is a file", "name a folder to unpack into"),
         (
             ["quality", "p"],

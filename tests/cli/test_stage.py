@@ -56,23 +56,6 @@ def test_a_source_that_errs_at_first_is_asked_again_and_that_is_said(
     assert "trying again in" in err
 
 
-def test_the_old_spelling_of_scratch_works_and_says_the_new_one_once(
-    source: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["stage", str(source), "--to", str(scratch)]) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith(f"{scratch}/feedrate-")
-    assert err.count("note: --to is now --scratch; the old spelling still works") == 1
-
-
-@pytest.mark.parametrize("words", [["stage", "set", "--scratch", "a"], ["index", "set", "a"]])
-def test_two_folders_by_both_spellings_are_an_error(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*words, "--to", "b"]) == 1
-    assert "error: two folders are named: a, and b by --to" in capsys.readouterr().err
-
-
 def test_scratch_is_found_by_itself_and_named(
     source: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,6 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (["4194305"], "there is no process 4194305"),
         (["train.py"], "'train.py' is not a process number"),
         (["--user", "no-such-user"], "there is no user 'no-such-user'"),
-        (["--", "python", "train.py", "--once"], "'feedrate watch -- COMMAND' is gone"),
         (["1", "--user", "root"], "a PID and --user name two things to watch"),
         (["1", "--json", "-"], "--json writes one view"),
         (["1", "--interval", "0"], "--interval must be between 0.2 and 3600 seconds, got 0"),

@@ -40,11 +40,8 @@ class Emulator:
         self._launch = ctypes.CDLL(str(library)).launch
         self.threads = threads
 
-    def __call__(
-        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
-    ) -> None:
+    def __call__(self, name: str, grid: tuple[int, int], block: int, args: Sequence[Any]) -> None:
         assert block > 0
-        assert shared_bytes == 0
         values = [np.uint64(a.ctypes.data) if isinstance(a, np.ndarray) else a for a in args]
         cells = [np.array([value]) for value in values]
         pointers = (ctypes.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))

@@ -14,13 +14,11 @@ import pytest
 from feedrate import (
     Dataset,
     Loader,
-    MergeOptions,
     PackOptions,
     Resize,
     SplitOptions,
     index,
     kernel,
-    merge,
     pack,
     split,
     verify,
@@ -182,13 +180,10 @@ def test_a_key_of_an_old_pack_that_is_no_text_any_more_is_an_error_in_words(tmp_
 
 
 def test_a_damaged_label_is_written_to_no_other_pack_and_given_to_no_sampler(
-    images: Path, tmp_path: Path
+    images: Path,
 ) -> None:
-    other = write_images(tmp_path / "other", count=3, shards=1)
-    edit_manifest(other, lambda m: m["fields"]["label"].update(classes=["emu", "cat", "dog"]))
     flip_byte(images / "shard-00000.arrow", read_manifest(images).shards[0].index.columns["label"][0])
     for read in (
-        lambda: merge([other, images], tmp_path / "merged", MergeOptions(prefix=True)),
         lambda: split(images, {"train": 0.5, "rest": 0.5}, SplitOptions(stratify="label")),
         lambda: Dataset(images).targets,
     ):

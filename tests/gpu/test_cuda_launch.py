@@ -27,15 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of torch: not ours to mend
 ]
 COUNT = 1_000_003  # no multiple of a block
-REVERSE = """
-extern "C" __global__ void reverse(const int* from, int* to, int n)
-{
-    extern __shared__ int held[];
-    for (int i = threadIdx.x; i < n; i += blockDim.x) held[i] = from[i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] = held[n - 1 - i];
-}
-"""
 # Scripts for processes of their own.
 ANOTHER_PROCESS = """
 from support.cuda_sources import SAXPY
@@ -51,11 +42,11 @@ import contextlib, os, torch
 from feedrate.errors import GpuError
 from feedrate.kernel.cuda import compile_source
 module = compile_source('extern "C" __global__ void poke(int* p) { *p = 1; }')
-module.launch("poke", 1, 1, [64])
+module.launch("poke", (1, 1), 1, [64])
 with contextlib.suppress(RuntimeError):
     torch.cuda.synchronize()
 try:
-    module.launch("poke", 1, 1, [64])
+    module.launch("poke", (1, 1), 1, [64])
 except GpuError as error:
     print(error, flush=True)
 os._exit(0)  # nothing works any more, cleaning up neither
@@ -71,7 +62,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def launch_saxpy(module: Module, x: Any, y: Any, **options: Any) -> None:
-    module.launch("saxpy", -(-x.numel() // 256), 256, [np.float32(2), x, y, x.numel()], **options)
+    module.launch("saxpy", (-(-x.numel() // 256), 1), 256, [np.float32(2), x, y, x.numel()], **options)
 
 
 def make_vectors(seed: int = 0, device: str = "cuda") -> tuple[Any, Any]:
@@ -217,15 +208,6 @@ def test_a_thread_loads_and_launches_while_another_one_captures() -> None:
     assert torch.equal(other[1], want[1])
 
 
-def test_a_block_gets_more_shared_memory_than_48_kb() -> None:
-    count = open_context(0).shared_bytes[1] // 4
-    assert count * 4 > 48 * 1024
-    start = torch.arange(count, dtype=torch.int32, device="cuda")
-    out = torch.zeros_like(start)
-    compile_source(REVERSE).launch("reverse", 1, 256, [start, out, np.int32(count)], shared_bytes=4 * count)
-    assert torch.equal(out, start.flip(0))
-
-
 def test_text_for_the_driver_runs_as_machine_code_does() -> None:
     nvrtc = load_nvrtc(int(torch.version.cuda.partition(".")[0]))
     driver = load_driver().version
@@ -260,7 +242,7 @@ def test_a_channels_last_batch_and_numbers_of_all_widths_arrive() -> None:
         np.float32(0.5),
         np.float64(0.1),
     ]
-    compile_source(source).launch("show", 1, 1, [batch, out, *numbers])
+    compile_source(source).launch("show", (1, 1), 1, [batch, out, *numbers])
     assert out.tolist() == [7, *map(float, numbers)]
 
 
@@ -273,7 +255,7 @@ def test_a_grid_out_of_range_gives_a_sentence() -> None:
 
 def test_a_kernel_that_is_not_there_gives_a_sentence() -> None:
     with pytest.raises(UsageError, match="no kernel 'missing'"):
-        compile_source(SAXPY).launch("missing", 1, 1, [])
+        compile_source(SAXPY).launch("missing", (1, 1), 1, [])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +267,7 @@ def test_arguments_that_do_not_fit_the_kernel_give_a_sentence(args: list[int], w
     if not load_driver().has("cuFuncGetParamInfo"):
         pytest.skip("this driver does not say what parameters a kernel has: CUDA 12.4 and newer do")
     with pytest.raises(UsageError, match=words):
-        compile_source(SAXPY).launch("saxpy", 1, 1, args)
+        compile_source(SAXPY).launch("saxpy", (1, 1), 1, args)
 
 
 def test_a_source_that_does_not_compile_gives_the_compilers_words() -> None:

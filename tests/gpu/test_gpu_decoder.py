@@ -29,8 +29,8 @@ def decode() -> Decode:
 
     module = compile_source(batch.source(), batch.COMPILE_OPTIONS)
 
-    def launch(name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]) -> None:
-        module.launch(name, grid, block, args, shared_bytes=shared_bytes)
+    def launch(name: str, grid: tuple[int, int], block: int, args: Sequence[Any]) -> None:
+        module.launch(name, grid, block, args)
 
     def decode(cases: Sequence[Case], size: tuple[int, int], channels: int) -> tuple[Any, Any, Any]:
         plan = batch.BatchPlan()

@@ -72,7 +72,7 @@ STANDS_IN = {
             "src/feedrate/packing/check/describe.py",
             "src/feedrate/source/opening.py",
             "src/feedrate/scratch/source_check.py",
-            "src/feedrate/remote/sources.py",
+            "src/feedrate/remote/fetch.py",
             "src/feedrate/files/tree.py",
             "src/feedrate/remote/transfer.py",
         },

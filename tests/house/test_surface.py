@@ -20,7 +20,7 @@ def test_the_public_names_are_these() -> None:
         "Cache Dataset Loader View cached decode decode_batch stage CenterCrop RandomCrop RandomResizedCrop"
         " Resize ColorJitter Grayscale GaussianBlur Solarize RandomErasing MixUp CutMix __version__"
         " pack PackOptions FieldSpec Recode Engine index set_entries unpack verify append AppendOptions"
-        " merge MergeOptions split extend_split SplitOptions add_column ColumnOptions"
+        " split extend_split SplitOptions add_column ColumnOptions"
     )
     errors = "AlreadyExists BadSample FeedrateError MissingExtra NotFound PackError SourceError StorageError"
     assert sorted(feedrate.__all__) == sorted([*names.split(), *errors.split(), "UsageError"])

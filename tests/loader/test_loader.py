@@ -18,6 +18,8 @@ from feedrate import CenterCrop, Dataset, Loader, RandomCrop, RandomResizedCrop,
 from feedrate.errors import NotFound, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
+from feedrate.loader.pipeline import Meter
+from feedrate.model.limits import LIMITS
 from support.contracts import Load, LoaderContract, plain
 from support.packs import (
     LABEL,
@@ -156,7 +158,7 @@ def test_a_batch_of_one_sample_comes_from_a_pack_with_a_text_field(tmp_path: Pat
 def test_mask_and_boxes_follow_the_image(everything: Path):
     operation = RandomResizedCrop(16)
     with Loader(everything, image=operation, flip=True, seed=3) as loader:
-        artist = loader._sampler
+        artist = loader._setup.sampler
         rows, _ = loader._resources.pack.rows(np.arange(12))
         geometry = artist.draw(0, rows, None)
     assert geometry.flips.any()
@@ -367,13 +369,32 @@ def test_a_crop_larger_than_the_image_is_a_bad_sample_in_words(tmp_path: Path):
 def test_stats_say_what_was_done_and_what_is_slow(tmp_path: Path):
     pack = write_images(tmp_path / "pack", count=10)
     with Loader(pack, 4) as loader:
-        assert loader.stats().slowest == "nothing was loaded yet"
+        assert (loader.stats().slowest, loader.stats().limit) == ("nothing was loaded yet", None)
         list(loader)
         stats = loader.stats()
     assert (stats.batches, stats.samples, stats.bad_samples) == (3, 10, 0)
     assert {s.name: s.batches for s in stats.stages}["read and decode"] == 3
     assert stats.bytes_read > 10 * 300
     assert stats.slowest
+
+
+@pytest.mark.parametrize(
+    ("stage", "limit"),
+    [
+        ("fetch", "storage-bound"), ("read and decode", "decode-bound"), ("transform", "transform-bound"),
+        ("collate", "handover-bound"), ("transfer", "copy-bound"), ("other fields", "unpack-bound"),
+    ],
+)  # fmt: skip
+def test_stats_name_the_limit_by_the_codes_of_the_doctor(stage: str, limit: str) -> None:
+    meter = Meter()
+    with meter.stage(stage):
+        pass
+    meter.count(batches=1)
+    meter.add_wait("consumer", 2.0)
+    assert meter.read().limit == limit
+    assert limit in LIMITS
+    meter.add_wait("makers", 3.0)
+    assert meter.read().limit == "device-bound"
 
 
 @pytest.mark.parametrize(

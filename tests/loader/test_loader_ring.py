@@ -94,4 +94,4 @@ def test_a_consumer_that_keeps_nothing_costs_a_few_buffers(tmp_path: Path):
         for _ in range(3):
             for images, _ in loader:
                 del images
-        assert loader._rings["image"].made <= 3 + 2
+        assert loader._resources.rings["image"].made <= 3 + 2

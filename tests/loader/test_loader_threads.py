@@ -226,7 +226,8 @@ def test_stats_tell_how_many_threads_decode(pack: Path) -> None:
 def test_the_number_carries_over_to_the_next_epoch_and_limits_its_pool(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.loader.loader.count_rank_cores", lambda _: 4)
+    for module in ("setup", "iteration"):
+        monkeypatch.setattr(f"feedrate.loader.{module}.count_rank_cores", lambda _: 4)
     limits = []
     monkeypatch.setattr(kernel.Pool, "set_limit", lambda _, limit: limits.append(limit))
     with make_loader(pack) as loader:
@@ -240,7 +241,8 @@ def test_the_number_carries_over_to_the_next_epoch_and_limits_its_pool(
 def test_batches_are_the_same_while_the_number_changes_within_an_epoch(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.loader.loader.count_rank_cores", lambda _: 4)
+    for module in ("setup", "iteration"):
+        monkeypatch.setattr(f"feedrate.loader.{module}.count_rank_cores", lambda _: 4)
     with make_loader(pack, threads=1) as loader:
         expected = list(loader)
     with make_loader(pack) as loader:

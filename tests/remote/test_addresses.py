@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from feedrate import Dataset, Loader, MergeOptions, index, merge, split, verify
+from feedrate import AppendOptions, Dataset, Loader, append, index, split, verify
 from feedrate.cli import main
 from feedrate.errors import PackError, UsageError
 from feedrate.format.manifest import FILE_NAME, dump_manifest, read_manifest
@@ -157,19 +157,20 @@ def test_staging_contacts_no_other_host(shards: RangeServer, other_pack: str, sc
     assert load(stage(other_pack, scratch, allow_addresses=[shards.url]).path) == 6
 
 
-def test_verifying_and_merging_ask_first_too(shards: RangeServer, pack: Path, tmp_path: Path) -> None:
+def test_verifying_and_appending_ask_first_too(shards: RangeServer, pack: Path, tmp_path: Path) -> None:
     bring_to_another_machine(pack, tmp_path)
     with pytest.raises(PackError, match=f"names files at {shards.url}"):
         verify(pack)
+    shutil.copytree(pack, tmp_path / "other")
     with pytest.raises(PackError, match=f"names files at {shards.url}"):
-        merge([pack, pack], tmp_path / "both")
+        append(tmp_path / "other", pack)
     assert shards.asked == []
-    assert verify(pack, workers=1, allow_addresses=[shards.url]).problems == ()
-    options = MergeOptions(prefix=True, allow_addresses=(shards.url,))
-    os.rename(pack, tmp_path / "other")
+    assert verify(tmp_path / "other", workers=1, allow_addresses=[shards.url]).problems == ()
+    shutil.rmtree(pack)
     index(f"{shards.url}/x.tar", pack, workers=1)
-    assert merge([pack, tmp_path / "other"], tmp_path / "both", options).samples == 12
-    assert load(tmp_path / "both") == 12
+    options = AppendOptions(prefix="other", allow_addresses=(shards.url,))
+    assert append(tmp_path / "other", pack, options).samples == 12
+    assert load(pack) == 12
 
 
 @pytest.mark.parametrize("command", ["stage", "verify", "fidelity", "bench kernel"])

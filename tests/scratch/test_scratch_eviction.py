@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from feedrate import MergeOptions, PackOptions, merge, pack, split
+from feedrate import PackOptions, append, pack, split
 from feedrate.files.lock import Gone
 from feedrate.files.tree import opened_folder, remove_known
 from feedrate.scratch import eviction, source_check
@@ -293,8 +293,8 @@ def test_a_pack_of_files_in_several_folders_stays_when_one_folder_is_gone(
         for number in range(3):
             save_image(tmp_path / "images" / name / f"{name}{number}.jpg", number)
         pack(tmp_path / "images" / name, tmp_path / name, PackOptions(workers=1))
-    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "m", MergeOptions(refer=True))
-    copy = stage(tmp_path / "m", scratch)
+    append(tmp_path / "b", tmp_path / "a")
+    copy = stage(tmp_path / "a", scratch)
     (tmp_path / "b").rename(tmp_path / "elsewhere")
     assert_kept(copy, "is not there")
     (tmp_path / "elsewhere").rename(tmp_path / "b")

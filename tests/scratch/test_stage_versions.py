@@ -16,7 +16,7 @@ from feedrate.remote.transfer import Transfer
 from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
 from support.range_server import RangeServer, serve
-from support.scratches import wait_for
+from support.scratches import Running, wait_for
 from support.sources import jpeg, write_tar
 
 
@@ -66,9 +66,10 @@ def test_what_was_begun_is_not_gone_on_with_when_the_remote_file_is_another(
         plain_server.tells_version = tells_version
         plain_server.asked.clear()
         plain_server.fault = lambda _path, number: None if number <= 4 else "stall"
-        with open_staging(f"{plain_server.url}/x.bin", scratch, options=StagingOptions(streams=1)) as staging:
-            staging.start()
+        options = StagingOptions(streams=1)
+        with open_staging(f"{plain_server.url}/x.bin", scratch, options=options) as staging, Running(staging):
             wait_for(lambda staging=staging: staging.copied_bytes >= 40_000, "some blocks")
+            staging.stop()
             plain_server.released.set()
         plain_server.fault = lambda *_: None
         plain_server.released.clear()

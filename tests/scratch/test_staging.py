@@ -22,7 +22,7 @@ import fsspec
 import pytest
 
 import feedrate
-from feedrate import MergeOptions, PackOptions, index, merge, pack, verify
+from feedrate import AppendOptions, PackOptions, append, index, pack, verify
 from feedrate.errors import NotFound, PackError, SourceError, StorageError, UsageError
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room
@@ -36,7 +36,7 @@ from feedrate.scratch.listing import list_copies
 from feedrate.scratch.staging import Staging, StagingOptions, open_staging
 from support.images import read_tree
 from support.packs import write_images
-from support.scratches import part_bytes, process, wait_for, write_tree
+from support.scratches import Running, part_bytes, process, wait_for, write_tree
 from support.sources import jpeg, write_tar
 
 TREE = {"a.bin": b"a" * 5000, "below/b.bin": b"b" * 70, "below/deeper/c": b"", "d e.txt": b"\xff"}
@@ -254,15 +254,13 @@ def test_who_comes_while_it_is_copied_joins(
 ) -> None:
     gate = Gate(monkeypatch)
     stagings = [open_staging(source, scratch) for _ in range(4)]
-    stagings[0].start()
+    runs = [Running(stagings[0])]
     assert gate.is_reached.wait(120)
-    for staging in stagings[1:]:
-        staging.start()
+    runs += [Running(staging) for staging in stagings[1:]]
     wait_for(lambda: all(staging.is_joined for staging in stagings[1:]), "the others to join")
     gate.open.set()
-    for staging in stagings:
-        assert staging.wait(120)
-        assert staging.error is None
+    for staging, running in zip(stagings, runs, strict=True):
+        running.end()
         staging.close()
     assert [staging.copied_files for staging in stagings] == [9, 0, 0, 0]
     assert copied_tree(str(stagings[3].path)) == read_tree(source)
@@ -297,12 +295,10 @@ def test_a_killed_stage_is_gone_on_with_by_the_next(large: Path, scratch: Path) 
 def test_who_waits_takes_over_when_the_writer_is_killed(large: Path, scratch: Path) -> None:
     with process(STAGE_SLOWLY, large, scratch, 40_000) as child:
         wait_for(lambda: part_bytes(scratch) > 10_000, "a part to grow")
-        with open_staging(large, scratch) as staging:
-            staging.start()
+        with open_staging(large, scratch) as staging, Running(staging) as running:
             wait_for(lambda: staging.is_joined, "this process to join")
             child.send_signal(signal.SIGKILL)
-            assert staging.wait(120)
-            assert staging.error is None
+            running.end()
             assert staging.copied_files == 2
             assert copied_tree(str(staging.path)) == read_tree(large)
 
@@ -311,14 +307,12 @@ def test_who_waits_for_a_stopped_process_says_which_and_since_when(large: Path, 
     said: list[str] = []
     with process(STAGE_SLOWLY, large, scratch, 40_000) as child:
         wait_for(lambda: part_bytes(scratch) > 10_000, "a part to grow")
-        with open_staging(large, scratch, say=said.append) as staging:
-            staging.start()
+        with open_staging(large, scratch, say=said.append) as staging, Running(staging) as running:
             wait_for(lambda: said, "a word about the writer")
             child.send_signal(signal.SIGSTOP)
             wait_for(lambda: said[1:], "a word about its state")
             child.send_signal(signal.SIGKILL)
-            assert staging.wait(120)
-            assert staging.error is None
+            running.end()
     writer = (
         rf"process {child.pid} of \S+ on {re.escape(find_node())} copies it, since \d\d:\d\d:\d\d on \d{{4}}-"
     )
@@ -335,11 +329,11 @@ def test_closing_stops_and_the_rest_comes_later(
         staging.bring(staging.contents.small)
         assert staging.has_landed("pack.json")
         assert staging.has_landed("shard-00003.arrow")
-        staging.start(["shard-00002.tar"])
-        assert gate.is_reached.wait(120)
-        threading.Timer(0, gate.open.set).start()
+        with Running(staging, ["shard-00002.tar"]) as running:
+            assert gate.is_reached.wait(120)
+            threading.Timer(0, gate.open.set).start()
     assert list_copies(scratch)[0].leases == ()
-    assert staging.error is None
+    assert running.error is None
     with pytest.raises(Stopped):
         staging.run()
     assert copied_tree(stage(source, scratch).path) == read_tree(source)
@@ -404,13 +398,13 @@ def test_a_pack_of_files_in_other_folders_becomes_one_that_lies_together(
     tmp_path: Path, scratch: Path
 ) -> None:
     packs = []
-    for name in ("ant", "bee"):
-        write_tree(tmp_path / "images" / name, {f"{name}/{n}.jpg": jpeg(n) for n in range(3)})
+    for name, classes in (("ant", ("ant", "ant", "bee")), ("bee", ("ant", "bee", "bee"))):
+        write_tree(tmp_path / "images" / name, {f"{c}/{name}{n}.jpg": jpeg(n) for n, c in enumerate(classes)})
         pack(tmp_path / "images" / name, tmp_path / f"{name}.pack", PackOptions(workers=1))
         packs.append(tmp_path / f"{name}.pack")
-    merge(packs, tmp_path / "both", MergeOptions(refer=True, prefix=True))
-    result = stage(tmp_path / "both", scratch)
-    for folder in (*packs, tmp_path / "both"):
+    append(packs[1], packs[0], AppendOptions(prefix="more"))
+    result = stage(packs[0], scratch)
+    for folder in packs:
         shutil.rmtree(folder)
     assert verify(result.path, workers=1).problems == ()
     with feedrate.Loader(
@@ -521,13 +515,13 @@ def test_a_copy_that_is_deleted_while_it_is_made_is_a_sentence(
 ) -> None:
     gate = Gate(monkeypatch)
     with open_staging(source, scratch) as staging:
-        staging.start()
+        running = Running(staging)
         assert gate.is_reached.wait(120)
         shutil.rmtree(staging.copy.folder)
         gate.open.set()
-        staging.wait()
-        assert isinstance(staging.error, StorageError)
-        assert "was deleted while it was made" in str(staging.error)
+        running._thread.join(120)
+        assert isinstance(running.error, StorageError)
+        assert "was deleted while it was made" in str(running.error)
 
 
 def test_many_small_files_are_synced_together_before_they_have_their_names(

@@ -17,7 +17,7 @@ from feedrate.scratch.commands import stage
 from feedrate.scratch.staging import StagingOptions, open_staging
 from support.images import read_tree
 from support.packs import LABEL, write_pack
-from support.scratches import wait_for, write_tree
+from support.scratches import Running, wait_for, write_tree
 from support.servers import CUT_CONNECTIONS, RealServer, start_server
 
 pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
@@ -76,14 +76,15 @@ def test_a_server_that_is_killed_and_started_again_costs_nothing(
     said: list[str] = []
     with serve(kind, tmp_path, pack=source) as server:
         options = StagingOptions(streams=2, rate_limit=4_000_000)
-        with open_staging(f"{server.url}/pack", scratch, options=options, say=said.append) as staging:
-            staging.start()
+        with (
+            open_staging(f"{server.url}/pack", scratch, options=options, say=said.append) as staging,
+            Running(staging) as running,
+        ):
             wait_for(lambda: staging.copied_bytes > 500_000, "some bytes")
             server.kill()
             wait_for(lambda: bool(said), "the staging to notice")
             server.start()
-            assert staging.wait(120)
-            assert staging.error is None
+            running.end()
             assert read_tree(staging.path) == read_tree(source)
     assert "trying again in" in said[0]
 

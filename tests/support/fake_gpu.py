@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cuda_on_cpu import Emulator
-from feedrate.loader import decode_batch, loader
+from feedrate.loader import decode_batch, iteration
 from feedrate.loader.device import gpu_decode, transfer
 
 Spoil = Callable[[str, Sequence[Any]], None]
@@ -65,13 +65,11 @@ class FakeGpu:
         self.why_not: str | None = None
         self.free_bytes = 6 << 30
 
-    def launch(
-        self, name: str, grid: Any, block: int, args: Sequence[Any], *, shared_bytes: int, stream: Any
-    ) -> None:
+    def launch(self, name: str, grid: Any, block: int, args: Sequence[Any], *, stream: Any) -> None:
         assert isinstance(stream, FakeStream)
         arrays = [arg.numpy() if hasattr(arg, "numpy") else arg for arg in args]
         with self._lock:  # as on a stream: one after the other
-            self._emulator(name, grid, block, shared_bytes, arrays)
+            self._emulator(name, grid, block, arrays)
         self.launches.append(name)
         if self.spoil is not None:
             self.spoil(name, arrays)
@@ -108,7 +106,7 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
     monkeypatch.setattr(transfer, "make_pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
     monkeypatch.setattr(transfer.Transfer, "guard", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(transfer.Transfer, "find_pci_address", lambda _: None)
-    monkeypatch.setattr(loader, "choose_placement", choose_placement)
+    monkeypatch.setattr(iteration, "choose_placement", choose_placement)
     monkeypatch.setattr(decode_batch, "choose_placement", choose_placement)
     monkeypatch.setattr(decode_batch, "why_not", lambda *_: gpu.why_not)
     monkeypatch.setattr(decode_batch, "_opened", {})

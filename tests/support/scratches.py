@@ -9,15 +9,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from feedrate import kernel
+from feedrate.remote.transfer import Stopped
 from feedrate.scratch.marker import CopiedFile, Marker
+from feedrate.scratch.staging import Staging
 from support.trees import find_below
 
 STRANGER, OTHER_STRANGER = 54321, 54322  # users that this machine does not have
@@ -43,6 +46,37 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 120.0) -
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain for: {what}"
         time.sleep(0.01)
+
+
+class Running:
+    """A staging that runs in a thread; the staging is stopped at the end, and how it ended is in `error`."""
+
+    def __init__(self, staging: Staging, order: Sequence[str] = ()) -> None:
+        self.error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                staging.run(order)
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.error = error
+
+        self._staging, self._thread = staging, threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until it has ended by itself, and well."""
+        self._thread.join(120)
+        assert not self._thread.is_alive()
+        assert self.error is None
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._staging.stop()
+        self._thread.join(120)
 
 
 def part_bytes(scratch: Path) -> int:

@@ -126,7 +126,7 @@ def test_a_thread_of_the_kernel_is_no_job() -> None:
     with open("/proc/2/stat") as file:
         if "kthreadd" not in file.read():
             pytest.skip("process 2 is something else here")
-    with pytest.raises(UsageError, match="thread of the kernel"):
+    with pytest.raises(UsageError, match="thread of Linux's kernel"):
         find_target("2")
 
 

@@ -339,13 +339,8 @@ class _GpuDecoding:
 
         for _ in range(times):
             self._buffers["staged"][: len(self._staged)].copy_(self._staged, non_blocking=True)
-            kernels.run(self._plan, self._launch, self._buffers, self._out, self.statuses)
+            kernels.run(self._plan, self._module.launch, self._buffers, self._out, self.statuses)
         torch.cuda.synchronize(self._device)
-
-    def _launch(
-        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
-    ) -> None:
-        self._module.launch(name, grid, block, args, shared_bytes=shared_bytes)
 
 
 def _find_starts(parts: Sequence[bytes]) -> Any:

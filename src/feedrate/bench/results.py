@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from feedrate.figures import Figure
 from feedrate.loader.results import PixelCheck
 from feedrate.machine.results import Machine, MachineNumbers
-from feedrate.progress import Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,62 +73,6 @@ class BenchResult:
     pixels: PixelCheck
     runs: tuple[BenchRun, ...]
     machine: Machine
-
-
-@dataclass(frozen=True, slots=True)
-class KernelStage:
-    """A step of decoding: CPU time per image, and what exactly was timed."""
-
-    name: str
-    cpu_s_per_image: float
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class KernelStanding:
-    """One decoder on one thread.
-
-    Attributes:
-        images_per_cpu_s: median over the rounds; `slow` and `fast` are quartiles.
-        ratio: feedrate's images per CPU second over this one's, median over paired rounds.
-        mean_psnr_db: against Pillow, over images that differ; None: every pixel is equal.
-        cpu_s: of each round, all images once.
-    """
-
-    contestant: str
-    images_per_cpu_s: float
-    slow_images_per_cpu_s: float
-    fast_images_per_cpu_s: float
-    ratio: float
-    mean_psnr_db: float | None
-    lowest_psnr_db: float | None
-    cpu_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSet:
-    """One set of images. `left_out`: decoders that did not run, and why."""
-
-    name: str
-    images: int
-    mean_megapixels: float
-    mean_bytes: float
-    by_pillow: Mapping[str, int]
-    standings: tuple[KernelStanding, ...]
-    stages: tuple[KernelStage, ...]
-    left_out: Mapping[str, str]
-    rejected: tuple[Rejection, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelResult:
-    """`feedrate bench kernel`."""
-
-    image_side: int
-    rounds: int
-    sets: tuple[KernelSet, ...]
-    machine: Machine
-    interpolation: str = "bilinear"
 
 
 @dataclass(frozen=True, slots=True)

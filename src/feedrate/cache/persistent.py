@@ -3,7 +3,7 @@
 
     FOLDER/feedrate-cached-UID/NAME/
         data    the samples' bytes, one behind the other
-        rows    a row of the shelf's table per sample, added when its bytes are in `data`
+        rows    a row of the cache's table per sample, added when its bytes are in `data`
         lock    held by the job that adds samples; its time says when the cache was last used, and its text
                 that it is one of ours
 
@@ -11,14 +11,14 @@ Only the user may look in there. Nothing is believed: rows and bytes carry check
 a crashed machine left half written fails them. Another job that comes while one adds samples reads what is
 there by then. The tier's size is meant for all caches of the user in that folder together: when it is used
 up, those that nobody uses go, the one unused longest first. A cache has no source that must be seen before it
-goes: it can be made anew. It is renamed before it is deleted, so that nobody takes half of it into use.
+goes: it can be made anew. Nobody takes half of it into use: who opens files looks whether they still have
+these names, and who has them open keeps them, whatever becomes of their names.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -34,9 +34,8 @@ from feedrate.files.tree import opened_folder
 from feedrate.machine.process import find_openers
 
 _DATA, _ROWS, _LOCK = "data", "rows", "lock"
-NAMES = (_DATA, _ROWS, _LOCK)
+NAMES = (_ROWS, _DATA, _LOCK)
 _MARK = b'{"format": "feedrate-cache", "version": 1}\n'
-_LEAVING = ".gone-"
 _TRIES = 100
 
 
@@ -64,7 +63,7 @@ def open_kept(folder: str, name: str) -> tuple[dict[str, int], bool]:
             raise StorageError(
                 f"cannot keep samples in {place}: {say_reason(error, Path(folder))}"
             ) from error
-        if not tries_left or is_same_file(opened[_LOCK], place / _LOCK):
+        if not tries_left or all(is_same_file(opened[name], place / name) for name in NAMES):
             break
         for descriptor in opened.values():
             os.close(descriptor)
@@ -167,30 +166,15 @@ def delete_cache(place: Path, *, is_trial: bool = False) -> str:
             user = find_user(place)
             if user is not None or is_trial:
                 return "" if user is None else f"it is in use: process {user} has files of it open"
-            return _delete_aside(place)
+            for name in NAMES:  # the lock, by which it is known as ours, is the last
+                (place / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # another job has begun a new one meanwhile
+                place.rmdir()
+            return ""
     except FileNotFoundError:
         return ""
     except OSError as error:
         return f"it cannot be deleted: {error.strerror}"
-
-
-def _delete_aside(place: Path) -> str:
-    aside = place
-    if not is_leaving(place.name):
-        aside = place.parent / f"{_LEAVING}{place.name}-{os.getpid()}-{secrets.token_hex(4)}"
-        os.rename(place, aside)
-        user = find_user(aside)
-        why = "" if user is None else f"it is in use: process {user} has just opened it"
-        why = why or _find_objection(aside)
-        if why:
-            # Where another job has begun a new one meanwhile, this one is of no use to anybody but its user.
-            with contextlib.suppress(OSError):
-                os.rename(aside, place)
-                return why
-    for file in NAMES:
-        (aside / file).unlink(missing_ok=True)
-    aside.rmdir()
-    return ""
 
 
 def _find_objection(place: Path) -> str:
@@ -205,12 +189,7 @@ def _find_objection(place: Path) -> str:
         size_bytes += info.st_size
     is_marked = (place / _LOCK).exists() and (place / _LOCK).read_bytes().startswith(_MARK[:-1])
     # Nothing is in there that somebody could miss.
-    return "" if is_marked or not size_bytes or is_leaving(place.name) else "it carries no marker of feedrate"
-
-
-def is_leaving(name: str) -> bool:
-    """Return whether a cache was being deleted when who did so ended."""
-    return name.startswith(_LEAVING)
+    return "" if is_marked or not size_bytes else "it carries no marker of feedrate"
 
 
 def find_user(place: Path) -> int | None:

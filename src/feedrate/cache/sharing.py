@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the processes of a job on one node come to share a cache's files, which have no names.
 
-Whoever has such files open leaves an entry in a folder that only the user can read: its process number and
-the numbers of its descriptors. Another process opens them as /proc/PID/fd/N and leaves an entry of its own.
-The files live while one process has them open, and nothing of them is left when the last one ends, however
-it ends. An entry is locked by its process for as long as that lives; one that nobody holds is removed by
-the next process that comes here. That takes a few microseconds under one lock, the gate.
+Whoever has such files open has a list of them open, too: a file in memory that is called after the cache and
+holds the numbers of its descriptors. Another process finds it among the open files of the user's processes,
+opens what it lists by way of /proc/PID/fd, and makes a list of its own. Files and lists live while one
+process has them open, and nothing of them is left when the last one ends, however it ends. Who looks, or
+makes files because there are none, holds a lock meanwhile, the gate: a folder that only the user can enter.
 """
 
 from __future__ import annotations
@@ -14,28 +14,24 @@ import contextlib
 import ctypes
 import json
 import os
-import secrets
 import stat
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from feedrate.cache.limits import Tier
 from feedrate.cache.table import make_memory
 from feedrate.errors import StorageError
 from feedrate.files.atomic import say_reason
-from feedrate.files.lock import Lock, lock_fd, locked_if_free
+from feedrate.files.lock import Lock, lock_fd
 from feedrate.files.permissions import find_distrust
 from feedrate.machine.memory import find_memory_group
 
-_GATE = "gate"
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+_LIST = "list"
 
 Descriptors = dict[str, int]
-_thread = threading.local()
 
 
 def name_job(environ: Mapping[str, str] = os.environ) -> str:
@@ -51,8 +47,8 @@ def name_job(environ: Mapping[str, str] = os.environ) -> str:
     return "node" if group is None else str(group.folder)
 
 
-def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
-    """Return the user's private folder for entries, made if need be; None: there is no place for one."""
+def find_gate(bases: tuple[str, ...] | None = None) -> Path | None:
+    """Return the user's private folder, made if need be; None: there is no place for one."""
     for base in bases or ("/dev/shm", tempfile.gettempdir()):
         # Not feedrate-UID, where copies are if this is scratch, too, and others may look.
         folder = Path(base) / f"feedrate-shared-{os.getuid()}"
@@ -63,148 +59,84 @@ def find_meeting_folder(bases: tuple[str, ...] | None = None) -> Path | None:
         except OSError:
             continue
         # Made by another user before us, or opened to others: not to be trusted.
-        if stat.S_ISDIR(info.st_mode) and not find_distrust(info, forbidden=0o077) and _has_room(folder):
+        if stat.S_ISDIR(info.st_mode) and not find_distrust(info, forbidden=0o077):
             return folder
     return None
 
 
-def _has_room(folder: Path) -> bool:
-    """Return whether a folder takes an entry: containers make /dev/shm small, and others fill it."""
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            file.write(bytes(4096))
-    except OSError:
-        return False
-    return True
+def join(name: str, make: Callable[[], Descriptors], accept: Callable[[Descriptors], bool]) -> Descriptors:
+    """Return descriptors of the files of that name, and of the list of them that this process has now.
 
-
-class SharedFiles:
-    """Where the processes that share files of one name meet."""
-
-    def __init__(self, name: str, folder: Path | None) -> None:
-        self.name = name
-        self.folder = folder
-        self.process = os.getpid()
-        self._entry: Path | None = None
-        self._held: Lock | None = None  # children of a fork close it: the entry ends with its process
-
-    def join(self, make: Callable[[], Descriptors], accept: Callable[[Descriptors], bool]) -> Descriptors:
-        """Return descriptors of the shared files.
-
-        Args:
-            make: called when nobody has them open.
-            accept: says whether what was opened is what is looked for.
-        """
-        if self.folder is None:
-            return make()
-        with self._gate():
-            for entry in self._live_entries():
-                found = _open_entry(entry)
-                if found is None:
-                    continue
-                if accept(found):
-                    self._enter(found)
-                    return found
-                for descriptor in found.values():
-                    os.close(descriptor)
-            made = make()
-            self._enter(made)
-            return made
-
-    def enter(self, descriptors: Descriptors) -> None:
-        """Leave an entry for files that this process has open already: a fork inherits them."""
-        if self.folder is not None:
-            with self._gate():
-                self._enter(descriptors)
-
-    def leave(self) -> None:
-        """Take this process' entry away. May be called twice, and in a fork, where it does nothing."""
-        if os.getpid() != self.process or self._entry is None:
-            return
-        entry, held, self._entry, self._held = self._entry, self._held, None, None
-        with contextlib.suppress(OSError), self._gate():
-            entry.unlink()
-        if held is not None:
-            held.release()
-
-    @contextlib.contextmanager
-    def _gate(self) -> Iterator[None]:
-        assert self.folder is not None
-        # The garbage collector may close another shelf of this process while this thread holds the gate.
-        if getattr(_thread, "gate_of", None) == self.folder:
-            yield
-            return
-        gate = os.open(self.folder / _GATE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            lock_fd(gate)
-            _thread.gate_of = self.folder
-            yield
-        finally:
-            _thread.gate_of = None
-            os.close(gate)
-
-    def _live_entries(self) -> list[Path]:
-        """Return the entries of this name whose processes live; remove those of any name whose do not."""
-        assert self.folder is not None
-        live = [p for p in sorted(self.folder.iterdir()) if p.name != _GATE and not _remove_if_stale(p)]
-        return [path for path in live if path.name.startswith(f"{self.name}.")]
-
-    def _enter(self, descriptors: Descriptors) -> None:
-        assert self.folder is not None
-        self.process = os.getpid()
-        entry = self.folder / f"{self.name}.{self.process}-{secrets.token_hex(4)}"
-        fd = os.open(entry, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._entry, self._held = entry, Lock(fd)
-        lock_fd(fd)
-        files = {name: [number, *_identity(number)] for name, number in descriptors.items()}
-        os.write(fd, json.dumps({"pid": self.process, "files": files}).encode())
-
-
-def sweep(folder: Path | None = None) -> int:
-    """Remove entries whose processes are gone; returns how many. `folder`: that of `find_meeting_folder`."""
-    folder = folder or find_meeting_folder()
-    if folder is None:
-        return 0
-    with SharedFiles("", folder)._gate():
-        return sum(_remove_if_stale(path) for path in folder.iterdir() if path.name != _GATE)
-
-
-def _remove_if_stale(path: Path) -> bool:
-    """Remove an entry that no process holds. Under the gate, so that nobody is just making it."""
-    with contextlib.suppress(OSError), locked_if_free(path) as is_free:
-        if is_free:
-            path.unlink(missing_ok=True)
-            return True
-    return False
-
-
-def _open_entry(entry: Path) -> Descriptors | None:
-    """Open the files of a living process; None: they cannot be reached from here."""
-    opened: Descriptors = {}
-    is_same = True
-    try:
-        described: Any = json.loads(entry.read_bytes())
-        for name, (number, *identity) in described["files"].items():
-            opened[name] = reopen(int(number), process=int(described["pid"]))
-            # The number of a process that is gone may have been given out anew.
-            is_same = is_same and _identity(opened[name]) == identity
-    except (OSError, ValueError, KeyError, TypeError):
-        is_same = False
-    if is_same:
-        return opened
-    for descriptor in opened.values():
-        os.close(descriptor)
-    return None
-
-
-def reopen(descriptor: int, process: int | None = None) -> int:
-    """Open a file once more through a descriptor, so that its locks and position are not shared.
-
-    Raises:
-        OSError: it cannot be done here: there is no /proc, or the process is out of reach.
+    Args:
+        make: called when nobody has them open.
+        accept: says whether what was opened is what is looked for.
     """
-    flags = os.O_RDWR | os.O_CLOEXEC
-    return os.open(f"/proc/{process or 'self'}/fd/{descriptor}", flags)
+    folder = find_gate()
+    if folder is None or sys.platform != "linux":
+        return make()
+    gate = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with Lock(gate):
+        lock_fd(gate)
+        for place in _find_lists(name):
+            found = _open_listed(place)
+            if found is not None and accept(found):
+                return publish(name, found)
+            close_all(found or {})
+        return publish(name, make())
+
+
+def publish(name: str, descriptors: Descriptors) -> Descriptors:
+    """Let other processes find these files; returns them with their list, instead of an inherited one."""
+    if _LIST in descriptors:
+        os.close(descriptors.pop(_LIST))
+    files = {what: [number, *_identity(number)] for what, number in descriptors.items()}
+    if sys.platform == "linux":
+        descriptors = {**descriptors, _LIST: make_memory(_title(name))}
+        os.write(descriptors[_LIST], json.dumps(files).encode())
+    return descriptors
+
+
+def close_all(descriptors: Descriptors) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+
+
+def _title(name: str) -> str:
+    return f"feedrate-{name}"
+
+
+def _find_lists(name: str) -> Iterator[str]:
+    """Yield the lists of that name that processes of this user have open, as paths in /proc."""
+    title, mine = f"/memfd:{_title(name)} (deleted)", os.getuid()
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        numbers: list[str] = []
+        with contextlib.suppress(OSError):  # it has ended, or is not to be looked at
+            if os.stat(f"/proc/{process}").st_uid == mine:
+                numbers = os.listdir(f"/proc/{process}/fd")
+        for number in numbers:
+            with contextlib.suppress(OSError):
+                if os.readlink(place := f"/proc/{process}/fd/{number}") == title:
+                    yield place
+
+
+def _open_listed(place: str) -> Descriptors | None:
+    """Open the files of a living process by its list; None: they cannot be reached from here."""
+    opened: Descriptors = {}
+    try:
+        with open(place, "rb") as file:
+            listed = json.load(file)
+        for what, (number, *identity) in listed.items():
+            opened[what] = _open_again(f"{os.path.dirname(place)}/{int(number)}")
+            if _identity(opened[what]) != identity:  # the list is older than a fork's own descriptors
+                raise FileNotFoundError(number)
+    except (OSError, ValueError, TypeError, AttributeError):
+        close_all(opened)
+        return None
+    return opened
+
+
+def _open_again(place: str) -> int:
+    return os.open(place, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _identity(descriptor: int) -> list[int]:
@@ -229,7 +161,7 @@ def make_file(tier: Tier) -> int:
 def take_over(inherited: int) -> int:
     """Return a descriptor of a fork's own: locks on the inherited one would be its parent's too."""
     try:
-        own = reopen(inherited)
+        own = _open_again(f"/proc/self/fd/{inherited}")
     except OSError:  # no /proc
         return inherited
     os.close(inherited)

@@ -34,10 +34,11 @@ from feedrate.cache.persistent import add_row, drop_oldest, load_rows, measure_o
 from feedrate.cache.results import TierStats
 from feedrate.cache.sharing import (
     Descriptors,
-    SharedFiles,
-    find_meeting_folder,
+    close_all,
+    join,
     make_file,
     name_job,
+    publish,
     punch_hole,
     take_over,
 )
@@ -55,9 +56,9 @@ _DISK_LEFT_FREE = 0.02  # of the file system: the disk is not ours alone
 class OpenedCache:
     """A cache's files, open in this process; `parent`: what a fork inherited."""
 
-    def __init__(self, meeting: SharedFiles, cache: SampleCache, parent: OpenedCache | None = None) -> None:
+    def __init__(self, name: str, cache: SampleCache, parent: OpenedCache | None = None) -> None:
         self.process = os.getpid()
-        self._meeting, self._samples, self._keep_bytes = meeting, cache.samples, cache.keep_bytes
+        self._samples, self._keep_bytes = cache.samples, cache.keep_bytes
         self._tiers, self._watch = cache.tiers, cache.watch
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -65,10 +66,10 @@ class OpenedCache:
         self.is_closed = False
         self._watcher: Watcher | None = None
         if parent is None:
-            self._descriptors = meeting.join(self._make_files, self._is_ours)
+            self._descriptors = join(name, self._make_files, self._is_ours)
         else:
-            self._descriptors = {name: take_over(number) for name, number in parent._descriptors.items()}
-            meeting.enter(self._descriptors)
+            own = {what: take_over(number) for what, number in parent._descriptors.items()}
+            self._descriptors = publish(name, own)
         self.table = Table(self._descriptors["table"], cache.samples)
         self._ram = next((number for number, tier in enumerate(cache.tiers) if tier.kind == "ram"), None)
         self._kept = _find_kept(cache.tiers)
@@ -85,8 +86,7 @@ class OpenedCache:
                 else:
                     self._open_kept(made, number, tier)
         except BaseException:
-            for descriptor in made.values():
-                os.close(descriptor)
+            close_all(made)
             raise
         return made
 
@@ -99,6 +99,8 @@ class OpenedCache:
         rows = load_rows(files, self._samples, number)
         if len(rows):
             table.publish(rows)
+        elif is_mine:  # what lies there is of no use to anybody
+            os.ftruncate(files["data"], 0)
         counts, end = table.tiers[number], os.fstat(files["data"]).st_size
         counts["next"] = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         counts["reserved"] = int(rows["length"].sum())
@@ -348,10 +350,8 @@ class OpenedCache:
         if self._kept is not None:
             with contextlib.suppress(OSError):
                 os.utime(self._descriptors["lock"])  # when it was last used
-        self._meeting.leave()
         self.table.close()
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
+        close_all(self._descriptors)
 
 
 def _find_kept(tiers: Sequence[Tier]) -> int | None:
@@ -364,10 +364,10 @@ Buffer = bytes | bytearray | memoryview | U8
 class SampleCache:
     """Samples by number, 0 to `samples - 1`. Safe to use from any thread, and after a fork.
 
-    Pickles as its arguments: another process of the job finds the same shelf, while this one has it open.
+    Pickles as its arguments: another process of the job finds the same cache, while this one has it open.
 
     Args:
-        key: what the samples are: shelves of one job with one key and the same tiers are one shelf.
+        key: what the samples are: caches of one job with one key and the same tiers are one cache.
         samples: how many there can be.
         tiers: near to far, as `parse_tiers` gives them; a sample goes to the first one that has room.
         keep_bytes: page cache that memory without a limit leaves alone: what the samples are made of, less
@@ -376,7 +376,7 @@ class SampleCache:
 
     def __init__(self, key: str, samples: int, tiers: Sequence[Tier], *, keep_bytes: int = 0) -> None:
         if not 1 <= len(tiers) <= MOST_TIERS or samples < 0:
-            raise UsageError(f"a shelf has 1 to {MOST_TIERS} tiers and 0 or more samples")
+            raise UsageError(f"a cache has 1 to {MOST_TIERS} tiers and 0 or more samples")
         self.key, self.samples, self.tiers, self.keep_bytes = key, samples, tuple(tiers), keep_bytes
         self.watch = MemoryWatch()
         self._lock = threading.Lock()
@@ -427,7 +427,7 @@ class SampleCache:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files of the tiers, by names that hold in this process while the shelf is open."""
+        """The files of the tiers, by names that hold in this process while the cache is open."""
         return self._open().paths
 
     def discard(self, row: Rows) -> bool:
@@ -463,13 +463,13 @@ class SampleCache:
         return self._open().relieve()
 
     def close(self) -> None:
-        """Leave the shelf: it goes with its last process. May be called twice."""
+        """Leave the cache: it goes with its last process. May be called twice."""
         if self._finalizer is not None:
             self._finalizer()
 
     def _check(self, number: int) -> int:
         if not 0 <= number < self.samples:
-            raise IndexError(f"sample {number} of a shelf that has {self.samples}")
+            raise IndexError(f"sample {number} of a cache that has {self.samples}")
         return int(number)
 
     def _open(self) -> OpenedCache:
@@ -483,8 +483,7 @@ class SampleCache:
             if opened is None or opened.process != process:
                 if self._finalizer is not None:
                     self._finalizer.detach()
-                meeting = SharedFiles(self._name(), find_meeting_folder())
-                opened = OpenedCache(meeting, self, opened)
+                opened = OpenedCache(self._name(), self, opened)
                 self._opened, self._finalizer = opened, weakref.finalize(self, opened.close)
             return opened
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a shelf: a row per sample and a few counters, in memory that all processes map.
+"""The table of a cache: a row per sample and a few counters, in memory that all processes map.
 
 A row is used only if its own checksum is right, so one that is being written counts as absent. Who changes
-rows or counters holds the shelf's lock; who reads does not.
+rows or counters holds the cache's lock; who reads does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample's bytes on a shelf as memory that may be written to, without copying them.
+"""A sample's bytes in a cache as memory that may be written to, without copying them.
 
-Each view is a private mapping of its own: pages are those of the shelf, shared by all processes, until
+Each view is a private mapping of its own: pages are those of the cache, shared by all processes, until
 somebody writes to them; what is written stays in that view and goes with it. So a crop of a large picture
 touches the pages under the crop alone, and an augmentation that works in place spoils nothing.
 
@@ -35,7 +35,7 @@ class Views:
     """Views of one file, of one process. Safe to use from any thread."""
 
     def __init__(self, path: str) -> None:
-        # A descriptor of its own: locks belong to it, and a fork would share the shelf's.
+        # A descriptor of its own: locks belong to it, and a fork would share the cache's.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._lock = threading.RLock()  # a garbage collection may end a view in the middle of `open`
         self._held: dict[int, int] = {}

@@ -27,7 +27,7 @@ from feedrate.errors import FeedrateError
 
 GROUPS = {
     "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
-    "make": ("pack", "index", "append", "split", "add-column", "merge", "unpack"),
+    "make": ("pack", "index", "append", "split", "add-column", "unpack"),
     "look": ("demo", "ls", "verify", "quality", "fidelity"),
     "node": ("stage", "scratch"),
 }
@@ -152,7 +152,6 @@ class Parser(argparse.ArgumentParser):
 
     _typed: Sequence[str] = ()
     scattered = ""  # the argument whose words options may keep apart, or take (`displaced`)
-    takes_command = False  # what is behind "--" is a command, whatever its words are
     late = ""  # the argument of one word that may stand behind options, or nowhere
 
     def __init__(self, **settings: Any) -> None:
@@ -163,13 +162,7 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is not None and not self._typed:
             show(self.format_help())
             raise SystemExit(EXIT_USAGE)
-        command: list[str] | None = None
-        if self.takes_command and "--" in self._typed:
-            at = self._typed.index("--")
-            args, command = self._typed[:at], self._typed[at + 1 :]
         found, rest = super().parse_known_args(args, namespace)
-        if self.takes_command:
-            found.command = command
         if self.scattered:
             unknown = [word for word in rest if word.startswith("-")]
             words = [*getattr(found, self.scattered), *rest, *getattr(found, "displaced", [])]
@@ -190,7 +183,9 @@ class Parser(argparse.ArgumentParser):
         is_no_command = bool(first) and "invalid choice" in message
         is_unknown = is_no_command or message.startswith("unrecognized")
         words = f"{self.prog} {first}".partition(" ")[2].strip()
-        gone_options = [word for word in wrong if (words, word) in gone.OPTIONS]
+        # argparse leaves out of its message the "--" that stood before a command.
+        options = [word.split("=")[0] for word in self._typed]
+        gone_options = [option for option in options if (words, option) in gone.OPTIONS]
         if is_no_command and words in gone.COMMANDS:
             message, hint = f"'feedrate {words}' is gone", gone.COMMANDS[words]
         elif is_unknown and gone_options:

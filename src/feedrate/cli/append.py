@@ -4,6 +4,13 @@
 The source must give the fields that the pack has. Sizes, qualities and the shard size are
 those of the pack. New classes come to the end of the class list, so numbers stay as they
 are. When it is interrupted, the pack is what it was, and the same command goes on.
+
+SOURCE may be another pack with the same fields and classes: its samples come behind those of
+PACK, nothing is copied, and it must stay where it is.
+
+  feedrate append more-photos photos.pack
+  feedrate append 2024.pack 2023.pack
+  feedrate append hospital-b.pack hospital-a.pack --prefix b
 """
 
 from __future__ import annotations
@@ -11,7 +18,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_engine, add_workers, read_engine, read_options
+from feedrate.cli.arguments import (
+    add_allow_address,
+    add_engine,
+    add_workers,
+    read_engine,
+    read_options,
+)
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.errors import UsageError
 
@@ -19,7 +32,7 @@ from feedrate.errors import UsageError
 # fmt: off
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="what to add: as 'feedrate pack' takes it")
+    add("source", metavar="SOURCE", help="what to add: as 'feedrate pack' takes it, or a pack")
     add("pack", metavar="PACK", help="the pack that grows")
     add("--labels", type=Path, metavar="FILE", help="a .csv, .tsv, .jsonl or .parquet table")
     add("--path-column", metavar="C", help="its column of file names (default: path, file, ...)")
@@ -31,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the value of an added column for the new samples")
     add("--map", metavar="MODULE:FUNCTION",
         help="the function that the pack was made with; MODULE may lie in the current folder")
+    add("--prefix", default="", metavar="NAME",
+        help="put NAME/ before keys and paths of the pack that is added, so that equal ones may stay")
+    add_allow_address(parser)
     add_workers(parser)
     add_engine(parser)
     add_strict(parser)
@@ -51,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         fields=None if fields is None else tuple(FieldSpec.parse(text) for text in fields),
         defaults=_parse_defaults(arguments.defaults),
         engine=read_engine(arguments),
+        allow_addresses=tuple(arguments.allow_addresses),
     )
     say(f"appending {arguments.source} to {arguments.pack}")
     with ProgressBar() as bar:

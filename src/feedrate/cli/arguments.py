@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from feedrate.cli.output import say
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
 from feedrate.format.entries import parse_entries
@@ -60,29 +59,6 @@ def add_interpolation(parser: argparse.ArgumentParser) -> None:
 def add_size(parser: argparse.ArgumentParser) -> None:
     text = "side of the crops in pixels (default: 224)"
     parser.add_argument("--size", type=positive, metavar="N", default=224, help=text)
-
-
-def add_old_spelling(parser: argparse.ArgumentParser, old: str, *, now: str) -> None:
-    """Accept an option under the name that it had, without showing it, and say the new one."""
-
-    class OldSpelling(argparse.Action):
-        def __call__(self, _parser: Any, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
-            if getattr(namespace, self.dest) is None:
-                say(f"note: {old} is now {now}; the old spelling still works")
-            setattr(namespace, self.dest, value)
-
-    parser.add_argument(old, action=OldSpelling, dest=f"old_{old.strip('-')}", help=argparse.SUPPRESS)
-
-
-def choose_spelling(value: str | None, old: str | None) -> str | None:
-    """Return what was given, in the new spelling or as `--to`.
-
-    Raises:
-        UsageError: both were given, and differ.
-    """
-    if value is not None and old is not None and value != old:
-        raise UsageError(f"two folders are named: {value}, and {old} by --to", hint="leave out --to")
-    return old if value is None else value
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

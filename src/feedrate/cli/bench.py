@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure loaders and decoders on this machine and these images, and the machine itself.
+"""Measure loaders on this machine and these images, and the machine itself.
 
 'feedrate bench loader SOURCE' compares torch's DataLoader with feedrate.Loader.
-'feedrate bench kernel' compares decoders on one thread, step by step.
 'feedrate bench machine' measures disks, cores, memory and the GPU.
 """
 
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from feedrate.cli.arguments import add_allow_address, add_interpolation, add_size, positive
+from feedrate.cli.arguments import add_size, positive
 from feedrate.cli.output import (
     add_json_arguments,
     check_target,
@@ -25,9 +24,7 @@ from feedrate.cli.output import (
     say,
     write_text,
 )
-from feedrate.errors import NotFound, SourceError, StorageError, UsageError, need
-
-SETS = ("photographs", "camera", "png")
+from feedrate.errors import NotFound, SourceError, StorageError, need
 
 
 # fmt: off
@@ -51,20 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=positive, metavar="N", default=256, help="images per batch (default: 256)")
     add_size(loader)
     add_json_arguments(loader)
-
-    kernel = add_kind("kernel", run_kernel)
-    add = kernel.add_argument
-    add("source", metavar="SRC|PACK", nargs="?",
-        help="a folder of images, or a pack (default: images made here)")
-    add("--set", choices=SETS, action="append", dest="sets",
-        help="without SRC: make only this set; may be given again (default: all three)")
-    add("--images", type=positive, metavar="N", help="images of each set (default: 100; camera 6, png 30)")
-    add_size(kernel)
-    add("--rounds", type=positive, metavar="N", default=10,
-        help="runs of each decoder, in turn (default: 10)")
-    add_interpolation(kernel)
-    add_allow_address(kernel)
-    add_json_arguments(kernel)
 
     machine = add_kind("machine", run_machine)
     add = machine.add_argument
@@ -138,36 +121,6 @@ def _holds_images(folder: Path) -> bool:
         return folder.is_dir() and bool(find_images([folder]))
     except SourceError:
         return False
-
-
-def run_kernel(arguments: argparse.Namespace) -> int:
-    """Compare decoders on one thread: feedrate's kernel, Pillow, simplejpeg, OpenCV.
-
-    'feedrate bench kernel' gives every decoder the same images, crops and flips, in turn, and
-    says images per second of CPU time, how far the pixels are from Pillow's, and where the
-    kernel's time goes. simplejpeg and OpenCV take part where they are installed.
-
-    Without SRC it makes its own images in a temporary folder: photographs of 0.2 megapixel,
-    12-megapixel pictures as cameras write them, and PNG files.
-    """
-    from feedrate.bench.kernel import KernelOptions, bench_made, bench_source
-    from feedrate.report.bench import draw_kernel
-
-    if arguments.source is not None and arguments.sets:
-        raise UsageError(f"--set makes images, and {arguments.source} has its own: give one of the two")
-    options = KernelOptions(
-        arguments.images,
-        arguments.size,
-        arguments.rounds,
-        allow_addresses=tuple(arguments.allow_addresses),
-        interpolation=arguments.interpolation,
-    )
-    with ended_like_an_interrupt():
-        if arguments.source is not None:
-            result = bench_source(arguments.source, options, say=say)
-        else:
-            result = bench_made(arguments.sets or SETS, options, say=say)
-    return emit(arguments, "bench kernel", result, draw_kernel)
 
 
 def run_machine(arguments: argparse.Namespace) -> int:

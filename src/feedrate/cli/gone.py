@@ -8,11 +8,15 @@ from __future__ import annotations
 
 # The words after `feedrate` -> what does their work now.
 COMMANDS: dict[str, str] = {
+    "merge": "add one pack to another: feedrate append OTHER_PACK PACK",
+    "bench kernel": "decoder against decoder is a script of the repository: python benchmarks/decoders.py",
     "warm": "load a pack into memory: feedrate stage PACK --warm",
 }
 
 # The first word after `feedrate`, and an option -> what to type instead.
 OPTIONS: dict[tuple[str, str], str] = {
+    ("index", "--to"): "name the folder in the second word: feedrate index PATH TARGET",
+    ("stage", "--to"): "name the folder as elsewhere: feedrate stage SOURCE --scratch DIR",
     ("stage", "--nodes"): "start it on each node of the job: srun --ntasks-per-node=1 feedrate stage SOURCE",
     ("speedtest", "--seconds"): "leave it out, or see fewer steps: feedrate speedtest --quick",
     ("watch", "--"): "start it by itself, and watch it: python train.py & feedrate watch $!",

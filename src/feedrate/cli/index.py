@@ -22,7 +22,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from feedrate.cli.arguments import add_entries, add_old_spelling, add_workers, choose_spelling, read_options
+from feedrate.cli.arguments import add_entries, add_workers, read_options
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
 from feedrate.errors import UsageError
 
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", nargs="?", metavar="TARGET",
         help="the folder where the index goes (default: PATH.index; for a folder of shards, that folder; "
         "needed for a pattern and for an address)")
-    add_old_spelling(parser, "--to", now="the second word: feedrate index PATH TARGET")
     add("--labels", type=Path, metavar="FILE", help="a table that says which image has which label")
     add("--path-column", metavar="C", help="its column of file names (default: guessed)")
     add("--label-column", metavar="C", help="its column of labels (default: guessed)")
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.source.options import SourceOptions
 
     options = read_options(SourceOptions, arguments)
-    target = choose_spelling(arguments.target, arguments.old_to)
+    target = arguments.target
     is_new = arguments.entries is None or target is not None or arguments.labels is not None
     pack = None if is_new else find_pack(arguments.path)
     if pack is not None:

@@ -20,7 +20,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from feedrate.cli.arguments import add_allow_address, add_old_spelling, choose_spelling, positive, reader
+from feedrate.cli.arguments import add_allow_address, positive, reader
 from feedrate.cli.output import add_json_arguments, emit, say, show_result
 from feedrate.errors import UsageError
 from feedrate.units import parse_bytes, parse_keep, parse_rate
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="SOURCE", help="a pack, a folder or a file; a path or an address")
     add("--scratch", metavar="DIR",
         help="the scratch folder (default: $SLURM_TMPDIR and its like, /scr, /scratch, /local, ...)")
-    add_old_spelling(parser, "--to", now="--scratch")
     add("--keep", default="7d", type=reader(parse_keep), metavar="TIME",
         help="how long the copy stays when nobody uses it: 7d (default), 12h, forever")
     add("--rate-limit", type=reader(parse_rate), metavar="SIZE",
@@ -54,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    arguments.scratch = choose_spelling(arguments.scratch, arguments.old_to)
     if arguments.limit is not None and not arguments.warm:
         raise UsageError("--limit says how much --warm may load", hint="add --warm, or leave out --limit")
     staged = None if arguments.warm and arguments.scratch is None else _stage(arguments)

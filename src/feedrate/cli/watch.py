@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from feedrate.cli import gone
 from feedrate.cli.arguments import number
 from feedrate.cli.output import (
     add_json_arguments,
@@ -48,7 +47,6 @@ _SHARE = 0.009
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "feedrate watch [options] [PID | --user NAME]"
-    parser.takes_command = True  # type: ignore[attr-defined] # to say that it is gone
     add = parser.add_argument
     add(
         "pid",
@@ -64,8 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.command is not None:
-        raise UsageError("'feedrate watch -- COMMAND' is gone", hint=gone.OPTIONS["watch", "--"])
     if arguments.pid is not None and arguments.user is not None:
         raise UsageError("a PID and --user name two things to watch", hint="name one of them")
     if not 0.2 <= arguments.interval <= 3600:

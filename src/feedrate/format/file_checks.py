@@ -66,7 +66,7 @@ def check_referred(pack: Pack) -> None:
             if shard.known_by not in known or not pack.locate_file(shard.index).exists():
                 raise PackError(
                     f"{pack.name} refers to {folder}/{shard.name}, and that is another pack now",
-                    hint="merge the packs again: feedrate merge",
+                    hint="restore that pack from a copy, or pack all of it again",
                 )
 
 

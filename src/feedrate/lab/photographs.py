@@ -2,9 +2,7 @@
 """Images to decode when the user names none, which a small network can learn to tell apart.
 
 Photographs have the numbers of ImageNet's: size in pixels, bytes, chroma sampling, quantisation, AC symbols.
-Camera pictures are what a phone or a camera writes: 12 megapixels, 4:2:0, quality 92, about 4 MB; their
-texture is that of the photographs, drawn larger, under the fine noise of a sensor, since pictures of a camera
-are soft at the scale of single pixels. Equal seeds give equal bytes (with the same numpy and Pillow).
+Equal seeds give equal bytes (with the same numpy and Pillow).
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import colorsys
 import functools
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from feedrate.errors import StorageError, UsageError
+from feedrate.errors import UsageError
 from feedrate.machine.cpu import count_usable_cores
 
 F32 = npt.NDArray[np.float32]
@@ -173,79 +171,3 @@ def _encode(planes: F32, sampling: str, quality: int) -> bytes:
     out = io.BytesIO()
     image.save(out, "JPEG", quality=quality, subsampling=_SUBSAMPLING[sampling])
     return out.getvalue()
-
-
-WIDTH, HEIGHT = 4000, 3000
-QUALITY = 92
-_ENLARGED = 4  # each pixel of the texture becomes this many across
-_SENSOR_NOISE = 4.0  # levels; what is left of it after a camera's own denoising
-
-
-def make_camera_picture(number: int, *, seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> bytes:
-    """Return picture `number`; it depends on the seed, the number and the size alone."""
-    rng = np.random.default_rng((seed, number, width))
-    scene = draw_scene(rng, number % len(CLASSES), width, height).convert("YCbCr")
-    contrast = 20.0 * math.exp(rng.normal(0, 0.3))
-    strength = np.exp(0.9 * _draw_texture(rng, "slow", width, height)) * contrast
-    planes = []
-    for plane, share in zip(scene.split(), (1.0, 0.16, 0.16), strict=True):
-        values = np.asarray(plane, np.float32) + share * strength * _draw_texture(rng, "rough", width, height)
-        if share == 1.0:
-            values += _SENSOR_NOISE * rng.standard_normal((height, width), np.float32)
-        planes.append(Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8)))
-    out = io.BytesIO()
-    Image.merge("YCbCr", planes).save(out, "JPEG", quality=QUALITY, subsampling=2)
-    return out.getvalue()
-
-
-def _draw_texture(rng: np.random.Generator, kind: str, width: int, height: int) -> F32:
-    small = cut_texture(rng, kind, -(-width // _ENLARGED), -(-height // _ENLARGED))
-    large = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(large)
-
-
-def _make_png(number: int) -> bytes:
-    out = io.BytesIO()
-    with Image.open(io.BytesIO(make_photograph(number).jpeg)) as image:
-        image.save(out, "PNG")
-    return out.getvalue()
-
-
-@dataclass(frozen=True, slots=True)
-class MadeSet:
-    """`images`: how many, unless the user says otherwise: enough to be typical, few enough to be quick."""
-
-    images: int
-    suffix: str
-    make: Callable[[int], bytes]
-    what: str
-
-
-SETS = {
-    "photographs": MadeSet(100, ".jpg", lambda n: make_photograph(n).jpeg, "0.2-megapixel JPEG"),
-    "camera": MadeSet(6, ".jpg", make_camera_picture, "12-megapixel JPEG, 4:2:0"),
-    "png": MadeSet(30, ".png", _make_png, "0.2-megapixel PNG"),
-}
-
-
-def write_set(name: str, folder: Path, images: int | None) -> list[str]:
-    """Make a set's files in `folder`; return their paths.
-
-    Raises:
-        UsageError: there is no such set.
-        StorageError: the disk said no.
-    """
-    if name not in SETS:
-        raise UsageError(f"there is no set '{name}'", hint=f"there are: {', '.join(SETS)}")
-    made = SETS[name]
-    paths = []
-    for number in range(made.images if images is None else images):
-        path = folder / f"{name}-{number:04d}{made.suffix}"
-        try:
-            path.write_bytes(made.make(number))
-        except OSError as error:
-            raise StorageError(
-                f"cannot write {path}: {error.strerror}", hint="set TMPDIR to a folder with more room"
-            ) from error
-        paths.append(str(path))
-    return paths

@@ -67,7 +67,7 @@ def takes(
         @functools.wraps(init)
         def call(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> None:
             _check_unnamed(init, signature, args)
-            _check_known(kwargs, signature.parameters)
+            _check_known(_name_call(init), kwargs, signature.parameters)
             signature.bind(*args, **kwargs)
             init(self, options(*args, **kwargs))
 
@@ -86,20 +86,24 @@ def _check_unnamed(function: Any, signature: inspect.Signature, args: Sequence[o
         unnamed = zip(list(signature.parameters)[most:], args[most:], strict=False)
         words = [f"{name}={value!r}" for name, value in unnamed]
         shown = ", ".join(word if len(word) <= 60 else f"{word.partition('=')[0]}=..." for word in words)
-        name = function.__qualname__.removesuffix(".__init__")
-        raise UsageError(f"{name} takes options by name: write {shown}")
+        raise UsageError(f"{_name_call(function)} takes options by name: write {shown}")
 
 
-def _check_known(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise a UsageError for the first option that a loader does not have: what to write instead."""
+def _name_call(function: Any) -> str:
+    name: str = function.__qualname__
+    return name.removesuffix(".__init__")
+
+
+def _check_known(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a UsageError for the first option that there is not: what to write instead."""
     options = list(known)[1:]
     for name in given:
         if name not in known:
-            instead = _OTHER_WORDS.get(name)
+            instead = _OTHER_WORDS.get(name) if call == "Loader" else None
             if instead is None:
                 near = difflib.get_close_matches(name, options, n=1)
                 instead = f"did you mean {near[0]}=?" if near else f"there are {', '.join(options)}"
-            raise UsageError(f"Loader has no option {name}: {instead}")
+            raise UsageError(f"{call} has no option {name}: {instead}")
 
 
 def check_choice(name: str, value: object, *choices: str, also: str | None = None) -> None:

@@ -344,7 +344,22 @@ def cached(
     return Cached(dataset, ram=ram, disk=disk, key=key)
 
 
-class Cached:
+class _Mappable:
+    """A dataset around another one."""
+
+    def map(self: Any, function: Callable[[Any], Any]) -> Mapped:
+        """Return a dataset of `function(sample)`, called anew at each access: for random augmentation."""
+        return Mapped(self, function)
+
+    def __getattr__(self, name: str) -> Any:
+        # What the dataset says of itself: `classes`, `targets` ...
+        inner = self.__dict__.get("source", self.__dict__.get("dataset"))
+        if name.startswith("_") or inner is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(inner, name)
+
+
+class Cached(_Mappable):
     """See `cached`. Safe to use from any thread and process; workers by fork and spawn share what is kept."""
 
     def __init__(
@@ -401,10 +416,6 @@ class Cached:
             raise IndexError(f"sample {number} of a dataset that has {self._length}")
         return number % self._length
 
-    def map(self, function: Callable[[Any], Any]) -> Mapped:
-        """Return a dataset of `function(sample)`, called anew at each access: for random augmentation."""
-        return Mapped(self, function)
-
     def report(self) -> CachedReport:
         """Return what is kept and how often it was asked for, by all processes together."""
         hits, misses = self._store.counted
@@ -430,12 +441,6 @@ class Cached:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def __getattr__(self, name: str) -> Any:
-        # What the dataset says of itself: `classes`, `targets` ...
-        if name.startswith("_") or "dataset" not in self.__dict__:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(self.dataset, name)
-
     def __repr__(self) -> str:
         return f"cached({self.dataset!r})"
 
@@ -448,7 +453,7 @@ def _find_caller() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-class Mapped:
+class Mapped(_Mappable):
     """A cached dataset and a function that each of its samples goes through."""
 
     def __init__(self, source: Cached | Mapped, function: Callable[[Any], Any]) -> None:
@@ -465,19 +470,11 @@ class Mapped:
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return [self.function(sample) for sample in self.source.__getitems__(indices)]
 
-    def map(self, function: Callable[[Any], Any]) -> Mapped:
-        return Mapped(self, function)
-
     def report(self) -> CachedReport:
         return self.source.report()
 
     def close(self) -> None:
         self.source.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "source" not in self.__dict__:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(self.source, name)
 
     def __repr__(self) -> str:
         return f"{self.source!r}.map({self.function!r})"

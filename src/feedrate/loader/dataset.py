@@ -7,7 +7,7 @@ import operator
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from feedrate.loader.arguments import (
     check_depth,
     check_functions,
     check_whole,
-    options_by_name,
+    takes,
 )
 from feedrate.loader.geometry import (
     CropSampler,
@@ -43,6 +43,49 @@ from feedrate.loader.values import choose_output, explain_status, move_boxes, re
 
 Output = Literal["pil", "numpy", "torch"]
 _TOGETHER_BYTES = 256 << 10  # larger images take longer to copy than a call of the kernel does by itself
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetOptions:
+    """The arguments of `Dataset`, which says what each is for: names, types and defaults, and checks."""
+
+    pack: str | os.PathLike[str]
+    transform: Callable[[Any], Any] | None = None
+    target_transform: Callable[[Any], Any] | None = None
+    _: KW_ONLY
+    fields: Sequence[str] | None = None
+    image: ImageOp | None = None
+    flip: bool | float = False
+    seed: int | None = None
+    output: Output = "pil"
+    split: str | tuple[float, float] | None = None
+    mode: Mode = "RGB"
+    depth: Depth | None = None
+    allow_addresses: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        asked.check_pack(self.pack)
+        if isinstance(self.pack, Pack):  # its path travels to other processes
+            addresses = self.allow_addresses or getattr(self.pack, "allow_addresses", ())
+            object.__setattr__(self, "allow_addresses", addresses)
+            object.__setattr__(self, "pack", self.pack.name)
+        asked.check_image(self.image, self.flip, self.mode)
+        check_whole("seed", self.seed, least=0, optional=True)
+        check_functions(transform=self.transform, target_transform=self.target_transform)
+        check_choice("output", self.output, "pil", "numpy", "torch")
+        object.__setattr__(self, "depth", check_depth(self.depth))
+        if self.depth == "uint16" and self.output == "pil" and self.mode == "RGB":
+            raise UsageError(
+                'depth="uint16": output="pil" has no images with three channels of 16 bits; add mode="L", or '
+                'output="numpy" or "torch"'
+            )
+        if self.output == "torch":
+            choose_output("torch", self.depth)
+        if self.split is not None and not isinstance(self.split, str):
+            asked.check_split(self.split)
+        for name in self.fields or ():
+            if isinstance(name, View):
+                raise UsageError("Dataset has no views; use Loader, or resize in the transform")
 
 
 class Dataset:
@@ -69,62 +112,24 @@ class Dataset:
         allow_addresses: where files may be that the pack names, as `Loader` takes it.
     """
 
-    @options_by_name
-    def __init__(
-        self,
-        pack: str | os.PathLike[str],
-        transform: Callable[[Any], Any] | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
-        *,
-        fields: Sequence[str] | None = None,
-        image: ImageOp | None = None,
-        flip: bool | float = False,
-        seed: int | None = None,
-        output: Output = "pil",
-        split: str | tuple[float, float] | None = None,
-        mode: Mode = "RGB",
-        depth: Depth | None = None,
-        allow_addresses: str | Sequence[str] = (),
-    ) -> None:
-        asked.check_pack(pack)
-        if isinstance(pack, Pack):
-            allow_addresses = allow_addresses or getattr(pack, "allow_addresses", ())
-            pack = pack.name
-        asked.check_image(image, flip, mode)
-        check_whole("seed", seed, least=0, optional=True)
-        check_functions(transform=transform, target_transform=target_transform)
-        check_choice("output", output, "pil", "numpy", "torch")
-        depth = check_depth(depth)
-        if depth == "uint16" and output == "pil" and mode == "RGB":
-            raise UsageError(
-                'depth="uint16": output="pil" has no images with three channels of 16 bits; add mode="L", or '
-                'output="numpy" or "torch"'
-            )
-        if output == "torch":
-            choose_output("torch", depth)
-        self.path = os.fspath(pack)
-        self.transform, self.target_transform = transform, target_transform
-        self._fields, self._image, self._flip, self._seed, self._output = fields, image, flip, seed, output
-        if split is not None and not isinstance(split, str):
-            asked.check_split(split)
-        self._split, self._mode, self._depth = split, mode, depth
-        self._allow_addresses = allow_addresses
+    @takes(DatasetOptions)
+    def __init__(self, options: DatasetOptions) -> None:
+        self._options, self.path = options, os.fspath(options.pack)
+        self.transform, self.target_transform = options.transform, options.target_transform
         self._members: object = None  # what tells the split from one that has its name later
         self._epoch = 0
         self._opened: _Opened | None = None
         opened = self._open()
-        if split is None and (parts := find_parts(opened.pack)):
+        if options.split is None and (parts := find_parts(opened.pack)):
             tell_parts(opened.pack.name, parts)
 
     def _open(self) -> _Opened:
         if self._opened is None or self._opened.process != os.getpid():
-            pack = open_pack(self.path, allow_addresses=self._allow_addresses)
-            opened = _Opened(
-                pack, self._fields, self._image, self._flip, self._split, self._mode, self._depth
-            )
+            opened = _Opened(self._options)
             if self._members is not None and opened.subset.identity() != self._members:
                 raise UsageError(
-                    f"the split {self._split!r} of {self.path} was made anew since this dataset was opened",
+                    f"the split {self._options.split!r} of {self.path} was made anew since this dataset was "
+                    "opened",
                     hint="make the dataset again",
                 )
             self._opened, self._members = opened, opened.subset.identity()
@@ -148,7 +153,7 @@ class Dataset:
         """
         opened = self._open()
         positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))
-        columns = opened.read(positions, self._seed, self._epoch)
+        columns = opened.read(positions, self._epoch)
         columns = [self._dress(w, c) for w, c in zip(opened.wanted, columns, strict=True)]
         samples = list(zip(*columns, strict=True))
         return samples if len(opened.wanted) > 1 else [sample[0] for sample in samples]
@@ -156,7 +161,8 @@ class Dataset:
     def _position(self, index: int) -> int:
         position, n = operator.index(index), len(self)
         if not -n <= position < n:
-            whole = "pack" if self._split is None else f"split {self._split!r}"
+            split = self._options.split
+            whole = "pack" if split is None else f"split {split!r}"
             raise IndexError(f"sample {position} of a {whole} that has {n}")
         return position % n
 
@@ -172,11 +178,11 @@ class Dataset:
     def _convert(self, pixels: U8, field: Field) -> Any:
         if field.kind is Kind.MASK:
             pixels = pixels[..., 0]
-        if self._output == "pil":
+        if self._options.output == "pil":
             from PIL import Image
 
             return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
-        if self._output == "torch":
+        if self._options.output == "torch":
             import torch
 
             tensor = torch.from_numpy(pixels)
@@ -210,36 +216,24 @@ class Dataset:
 class _Opened:
     """The part of a dataset that belongs to one process."""
 
-    def __init__(
-        self,
-        pack: Pack,
-        fields: Sequence[str] | None,
-        image: ImageOp | None,
-        flip: bool | float,
-        split: str | tuple[float, float] | None,
-        mode: Mode,
-        depth: Depth | None,
-    ) -> None:
+    def __init__(self, options: DatasetOptions) -> None:
         self.process = os.getpid()
-        self.pack = pack
-        self.subset = find_split(self.pack, split)
-        for name in fields or ():
-            if isinstance(name, View):
-                raise UsageError("Dataset has no views; use Loader, or resize in the transform")
+        self.pack = pack = open_pack(options.pack, allow_addresses=options.allow_addresses)
+        self.subset = find_split(pack, options.split)
+        self.image, self.flip, self._seed = options.image, asked.flip_probability(options.flip), options.seed
         # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
-        some = Resize(1) if image is None else image
-        self.wanted = asked.resolve_fields(self.pack, fields, some, mode, depth)
-        reference = asked.find_reference(self.pack, image, flip)
-        self.reference = reference
-        self.label_name = "label" if self.pack.manifest.field("label") else "labels"
-        self.image, self.flip = image, asked.flip_probability(flip)
+        some = Resize(1) if self.image is None else self.image
+        self.wanted = asked.resolve_fields(pack, options.fields, some, options.mode, options.depth)
+        self.reference = reference = asked.find_reference(pack, self.image, options.flip)
+        self.label_name = "label" if pack.manifest.field("label") else "labels"
         self.is_shown = any(w.out_size is not None for w in self.wanted)
-        self.is_random = reference is not None and CropSampler(reference, image, self.flip, seed=0).is_random
+        is_random = reference is not None and CropSampler(reference, self.image, self.flip, 0).is_random
+        self._draws_anew = is_random and self._seed is None
 
-    def read(self, positions: I64, seed: int | None, epoch: int) -> list[Sequence[Any]]:
+    def read(self, positions: I64, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
         places = self._find(positions, self.wanted)
-        geometry = self._draw(places, seed, epoch)
+        geometry = self._draw(places, epoch)
         return [self._read_column(wanted, places, geometry) for wanted in self.wanted]
 
     def read_labels(self, positions: I64) -> list[Any]:
@@ -257,12 +251,11 @@ class _Opened:
             raise self.pack.describe_bad(int(positions[i]), wanted[0].name, None, reason)
         return Places(self.pack, rows, positions)
 
-    def _draw(self, places: Places, seed: int | None, epoch: int) -> Geometry | None:
+    def _draw(self, places: Places, epoch: int) -> Geometry | None:
         if self.reference is None:
             return None
-        if seed is None and self.is_random:
-            seed = random.getrandbits(63)
-        sampler = CropSampler(self.reference, self.image, self.flip, seed or 0, self.is_shown)
+        seed = random.getrandbits(63) if self._draws_anew else self._seed or 0
+        sampler = CropSampler(self.reference, self.image, self.flip, seed, self.is_shown)
         geometry = sampler.draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
             raise self.pack.describe_bad(

@@ -1,30 +1,252 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over a loader's epoch: gives the batches that the feed makes, and moves the loader's cursor on."""
+"""One pass over a loader's epoch: `EpochRun` starts the threads that make its batches, and `LoaderIterator`
+gives these to the loop and moves the loader's cursor on.
+
+A run has what the loader was asked for (`Setup`) and what belongs to this process (`Resources`), and knows
+neither the loader nor its iterator: those can be garbage collected while the threads run, and then stop them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from feedrate import kernel
+from feedrate.arrays import I64, Flags
 from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
-from feedrate.loader.batch import Batch
-from feedrate.loader.device.transfer import Sent
-from feedrate.loader.pipeline import Feed, FeedStopped
+from feedrate.loader import order as orders
+from feedrate.loader.batch import Assembler, Batch, Ring
+from feedrate.loader.device.transfer import Placement, Sent, Transfer, choose_placement
+from feedrate.loader.pipeline import Feed, FeedStopped, Meter
 from feedrate.loader.ranks import Shares
-from feedrate.loader.threads import ThreadController
+from feedrate.loader.setup import Setup
+from feedrate.loader.threads import ShareController, ThreadController
+from feedrate.loader.values import make_collate
+from feedrate.machine.cpu import count_rank_cores, find_near_cores
+from feedrate.remote.pack import RemotePack
+from feedrate.remote.prefetch import Ahead
 from feedrate.units import format_count, shell_quote
 
 if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels
     from feedrate.loader.device.gpu_decode import GpuDecoder
-    from feedrate.loader.device.gpu_tier import GpuTier
+    from feedrate.loader.device.gpu_tier import GpuTier, StoredPixels
     from feedrate.loader.loader import Loader
-    from feedrate.loader.threads import ShareController
+
+# How much the decoding threads give way to the loop, as nice(1) counts. Where threads outnumber cores, the
+# one that launches a GPU's work would get half a core beside one of them, and the GPU would wait for it.
+# Threads that run Python give way to nobody: one that had to wait would hold the interpreter's lock.
+DECODING_NICE = 10
+
+
+@dataclass(slots=True)
+class Resources:
+    """What belongs to one process: opened files, buffers, counters. The finaliser has them, too, and must not
+    know the loader; `release` gives them back in the right order."""
+
+    pack: Pack
+    owns_pack: bool
+    rings: dict[str, Ring]
+    cached: CachedPixels | None = None
+    controller: ThreadController | None = None  # None: the number of threads was given, and who decodes
+    gpu_share: ShareController | None = None  # None: who decodes was given
+    gpu: GpuDecoder | None = None  # of the iteration that lives, or lived last
+    tier: GpuTier | None = None  # of the cache, on the GPU
+    meter: Meter = field(default_factory=Meter)
+    process: int = field(default_factory=os.getpid)
+    feed: Feed[Batch] | None = None
+
+    def release(self) -> None:
+        if os.getpid() != self.process:
+            return
+        if self.feed is not None:
+            self.feed.stop()
+            self.feed = None
+        if self.tier is not None:
+            self.tier.close()
+        if self.cached is not None:
+            self.cached.close()
+        if self.owns_pack:
+            self.pack.close()
+
+
+class EpochRun:
+    """Makes the batches of one rank's share of an epoch, from where it goes on."""
+
+    def __init__(
+        self, setup: Setup, resources: Resources, order: orders.EpochOrder, shares: Shares, epoch: int
+    ) -> None:
+        options = setup.options
+        self._setup, self._resources, self._meter = setup, resources, resources.meter
+        self._order, self._shares, self._epoch = order, shares, epoch
+        # Asked anew: a process group may have appeared since the loader was made.
+        self._cores = count_rank_cores(shares.world)
+        self._threads = options.threads or self._cores
+        self._stopping = threading.Event()
+        self._pool = kernel.Pool(self._threads, nice=DECODING_NICE)
+        self._placement = choose_placement(
+            setup.device, setup.output, setup.finish, prefetch=setup.prefetch,
+            is_plain=not setup.has_functions,
+        )  # fmt: skip
+        self._gpu = resources.gpu = self._open_gpu(self._placement)
+        self._stored = self._open_stored(self._gpu, self._placement)
+        self._assembler = Assembler(
+            pack=resources.pack, wanted=setup.wanted, sampler=setup.sampler, rings=resources.rings,
+            output=setup.output, transform=options.transform,
+            collate=options.collate or (make_collate(setup.output) if options.transform else None),
+            raises=options.on_bad_sample == "raise", meter=self._meter, pool=self._pool,
+            cached=resources.cached, gpu=self._gpu, stored=self._stored, lend=self._placement.lend,
+            is_stopping=self._stopping.is_set,
+        )  # fmt: skip
+        self._ahead: Ahead | None = None
+
+    def start(self) -> Feed[Batch]:
+        """Start the epoch's threads: those that fetch what is remote, and those that make batches."""
+        setup, controller = self._setup, self._resources.controller
+        self._ahead = self._look_ahead()
+        address = self._placement.find_pci_address()
+        # While one maker is in the kernel, another prepares its batch and queues it there; a third may wait
+        # for the GPU.
+        makers = self._threads if setup.has_functions else 3 if setup.is_sent else 2
+        feed = Feed(
+            self._make, len(self._shares), prefetch=setup.prefetch, makers=max(2, makers), meter=self._meter,
+            on_stop=self._close, interrupt=self._interrupt,
+            on_take=None if controller is None else self._adapt,
+            cores=None if address is None else find_near_cores(address, self._threads),
+        )  # fmt: skip
+        if controller is not None:
+            controller.begin(
+                self._threads, feed.makers, setup.prefetch, self._measure,
+                None if self._gpu is None else self._resources.gpu_share, self._cores,
+            )  # fmt: skip
+            self._pool.set_limit(controller.threads)
+        feed.start()
+        return feed
+
+    def _make(self, step: int) -> Batch:
+        """Make a batch; in a maker's thread."""
+        with self._meter.stage("order"):
+            slots = self._shares.slots(step)
+            positions = self._find(slots)
+        with contextlib.ExitStack() as held:
+            maker = self._assembler
+            if self._ahead is not None:
+                with self._meter.stage("fetch"):
+                    maker = replace(maker, pack=held.enter_context(self._ahead.batch(step)))
+            held.enter_context(self._placement.guard())
+            # What is decoded there takes memory there, so that it waits before it begins.
+            is_early = self._stored is not None or (self._gpu is not None and self._gpu.share > 0)
+            if is_early:
+                self._wait(step)
+            batch = maker.make(self._epoch, positions, slots if self._setup.order.repeats else None)
+            if not batch.samples:
+                return batch
+            if not is_early:
+                self._wait(step)
+            with self._meter.stage(self._placement.stage):
+                return self._placement.finish(batch, step)
+
+    def _find(self, slots: I64) -> I64:
+        """Return the positions in the pack of slots of the epoch."""
+        return self._setup.subset.positions(self._order.indices(slots))
+
+    def _wait(self, step: int) -> None:
+        with self._meter.wait("makers for the device"):
+            self._placement.wait(step)
+
+    def _adapt(self) -> None:
+        """Follow the controllers; in the loop's thread, which takes a batch."""
+        controller, gpu, gpu_share = self._resources.controller, self._gpu, self._resources.gpu_share
+        assert controller is not None
+        controller.note_batch()
+        if controller.threads != self._pool.limit:
+            self._pool.set_limit(controller.threads)
+        if gpu is not None and gpu_share is not None:
+            if gpu.is_off:
+                gpu_share.switch_off()
+            gpu.set_share(gpu_share.share)
+
+    def _measure(self) -> tuple[float, ...]:
+        return (*self._meter.waits(), self._pool.cpu_seconds(), time.process_time())
+
+    def _interrupt(self) -> None:
+        """Wake makers that wait for something else than the loop."""
+        self._stopping.set()
+        self._pool.cancel()
+        if self._ahead is not None:
+            self._ahead.stop()
+
+    def _close(self) -> None:
+        """Give back what was taken for this epoch; all makers have ended."""
+        self._pool.close()
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def _look_ahead(self) -> Ahead | None:
+        """Begin to fetch what the coming batches need; None: the pack is read where it is."""
+        setup, resources = self._setup, self._resources
+        if not isinstance(resources.pack, RemotePack):
+            return None
+        keepers = [one for one in (resources.tier, resources.cached) if one is not None]
+
+        def is_kept(field: str, positions: I64) -> Flags:
+            kept: Flags = np.any([one.has(field, positions) for one in keepers], axis=0)
+            return kept
+
+        ahead = Ahead(
+            resources.pack, len(self._shares), lambda step: self._find(self._shares.slots(step)),
+            list(dict.fromkeys(w.field.name for w in setup.wanted if w.field is not None)),
+            is_kept=is_kept if keepers else None,
+        )  # fmt: skip
+        ahead.start()
+        return ahead
+
+    def _open_gpu(self, placement: Placement) -> GpuDecoder | None:
+        """Return what decodes on the device; None: the CPU does."""
+        setup, share = self._setup, self._resources.gpu_share
+        is_wanted = setup.cpu_reason is None or setup.stored_fields
+        if not is_wanted or not isinstance(placement, Transfer):
+            return None
+        from feedrate.loader.device.gpu_decode import open_decoder
+
+        gpu = open_decoder(
+            placement, self._meter, is_asked_for=setup.options.decode == "gpu",
+            is_needed=bool(setup.stored_fields),
+        )  # fmt: skip
+        if gpu is not None and (share is not None or setup.cpu_reason is not None):
+            gpu.set_share(0.0 if share is None else share.share)
+        return gpu
+
+    def _open_stored(self, gpu: GpuDecoder | None, placement: Placement) -> StoredPixels | None:
+        """Return what keeps images on the device; what is there of earlier epochs stays."""
+        setup, resources = self._setup, self._resources
+        if gpu is None or not setup.stored_fields or not isinstance(placement, Transfer):
+            return None
+        from feedrate.loader.device.gpu_tier import GpuTier, StoredPixels
+
+        cache, tier = setup.options.cache, resources.tier
+        assert cache is not None
+        assert cache.gpu is not None
+        if tier is not None and tier.device != gpu.device:
+            tier.close()
+            tier = None
+        if tier is None:
+            tier = GpuTier(gpu.device, gpu.stream, cache.gpu, setup.stored_fields, len(resources.pack))
+        resources.tier = tier
+        tier.begin_epoch()
+        placement.beside["the cache"] = lambda: tier.memory_bytes
+        return StoredPixels(tier, gpu, self._meter, decodes_there=setup.options.decode != "cpu")
+
 
 # Of an epoch's samples, so many may be skipped: more is no longer the dataset that training was meant for.
 MOST_SKIPPED = 0.1
@@ -54,34 +276,6 @@ class BatchSampler:
     @property
     def sampler(self) -> BatchSampler:
         return self
-
-
-@dataclass(slots=True)
-class Resources:
-    """What must be given back, in this order; shared with the finaliser, which must not know the loader."""
-
-    pack: Pack
-    owns_pack: bool
-    cached: CachedPixels | None = None
-    controller: ThreadController | None = None  # None: the number of threads was given, and who decodes
-    gpu_share: ShareController | None = None  # None: who decodes was given
-    gpu: GpuDecoder | None = None  # of the iteration that lives, or lived last
-    tier: GpuTier | None = None  # of the cache, on the GPU
-    process: int = field(default_factory=os.getpid)
-    feed: Feed[Batch] | None = None
-
-    def release(self) -> None:
-        if os.getpid() != self.process:
-            return
-        if self.feed is not None:
-            self.feed.stop()
-            self.feed = None
-        if self.tier is not None:
-            self.tier.close()
-        if self.cached is not None:
-            self.cached.close()
-        if self.owns_pack:
-            self.pack.close()
 
 
 class LoaderIterator(Iterator[Any]):
@@ -192,7 +386,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _tell_left_out(self) -> None:
         left_out, shares = self._shares.left_out, self._shares
-        self._loader._meter.count(left_out=left_out)
+        self._loader._resources.meter.count(left_out=left_out)
         if left_out and shares.rank == 0:
             warnings.warn(
                 f"no rank gets the last {format_count(left_out, 'sample')} of epoch {self._cursor.epoch}: "

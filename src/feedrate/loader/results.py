@@ -6,8 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from feedrate.cache.results import CacheStats, TierStats
+from feedrate.model import limits
 from feedrate.remote.results import FetchStats
 from feedrate.units import format_bytes, format_count, format_percent
+
+# What it means that the loop waits for batches, and most of their time goes into this stage.
+_LIMITS = {
+    "fetch": limits.STORAGE, "read and decode": limits.DECODE, "transform": limits.TRANSFORM,
+    "collate": limits.HANDOVER, "finish": limits.TRANSFORM, "transfer": limits.COPY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +102,25 @@ class LoaderStats:
     cpu_reasons: dict[str, int] = field(default_factory=dict)
 
     @property
+    def limit(self) -> str | None:
+        """What limits the training, as a code that the doctor uses, too; None: nothing was loaded yet.
+
+        "device-bound" is your loop as a whole: the device, or what the loop does besides. Reading from a disk
+        and decoding are one stage, "decode-bound".
+        """
+        busiest = max(self.stages, key=lambda stage: stage.busy_s)
+        if not self.batches or not busiest.busy_s:
+            return None
+        is_ahead = self.makers_waited_s > self.consumer_waited_s
+        return limits.DEVICE if is_ahead else _LIMITS.get(busiest.name, limits.UNPACK)
+
+    @property
     def slowest(self) -> str:
         """Say in words who waits for whom, and which stage takes longest."""
         busiest = max(self.stages, key=lambda stage: stage.busy_s)
-        if not self.batches or not busiest.busy_s:
+        if self.limit is None:
             return "nothing was loaded yet"
-        if self.makers_waited_s > self.consumer_waited_s:
+        if self.limit == limits.DEVICE:
             return f"your loop: the loader waits for it (the loader's own slowest stage: {busiest.name})"
         return f"{busiest.name}: your loop waits for it"
 

@@ -6,16 +6,18 @@
 ```
 the loop, for a batch              supply-bound   more threads, at once
 the loop; makers for the device    device-bound   as many as now: the loop runs ahead of a GPU, which is busy
-not the loop                       loop-bound     fewer, on trial, if their CPU time says that they could do:
+not the loop                       device-bound   fewer, on trial, if their CPU time says that they could do:
                                                   threads that are not needed take cores from the loop
 ```
+
+As in `stats().limit`, the loop as a whole is the device; which stage it waits for makes no difference here.
 
 The share of time that the loop waits is what is lost for want of threads; it needs no comparison. What is
 lost because threads take the loop's cores shows in the rate alone, so a number is tried, and left again when
 it gives less. A number that would not do is not tried again for a while, which doubles every time; when the
 rate changes by itself, because another job came or went, all that is forgotten.
 
-    STEADY --two loop-bound windows, or one supply-bound--> TRIAL --at most two windows--> STEADY
+    STEADY --two windows without waiting, or one supply-bound--> TRIAL --at most two windows--> STEADY
 
 Where the GPU may decode a part of each batch, `ShareController` decides by the same windows how much: one of
 the two changes at a time, and there are all threads while the GPU decodes anything.
@@ -72,12 +74,12 @@ class Window(NamedTuple):
     others: float = 0.0
 
     @property
-    def is_loop_bound(self) -> bool:
+    def is_waited_for(self) -> bool:
         return self.waited <= 1.5 * SAME
 
     @property
     def is_supply_bound(self) -> bool:
-        return not self.is_loop_bound and self.held_back < 0.1
+        return not self.is_waited_for and self.held_back < 0.1
 
 
 class Trial(NamedTuple):
@@ -185,7 +187,7 @@ class ThreadController:
             number = self._choose_more()
         elif (
             len(self._windows) == 2
-            and all(one.is_loop_bound for one in self._windows)
+            and all(one.is_waited_for for one in self._windows)
             and not (self._gpu_share is not None and self._gpu_share.share)
         ):
             number = self._choose_fewer(window)
@@ -336,7 +338,7 @@ class ShareController:
             self._too_little = min(self._too_little, parts - 2)
             self._too_much = max(self._too_much, parts + 2)
         # A loop that still waits after a step that helped gets the next one, though the GPU may be late too.
-        if window.is_supply_bound or (self._is_rising and not window.is_loop_bound):
+        if window.is_supply_bound or (self._is_rising and not window.is_waited_for):
             parts = self._choose_more(window) if has_all_threads else parts
             if parts == self._parts and has_all_threads and len(windows) == 2:
                 # More is not to be had, and a GPU that is busy may be late with what it decodes.
@@ -386,7 +388,7 @@ class ShareController:
             keeps = gain > SAME
         else:
             # A loop that runs ahead of a GPU waits in any case: there the rate alone tells what is lost.
-            is_as_idle = seen.is_loop_bound and seen.waited <= before.waited + SAME
+            is_as_idle = seen.is_waited_for and seen.waited <= before.waited + SAME
             keeps = gain > -SAME or is_as_idle
         self._is_rising = is_more and keeps and gain > CLEAR
         if is_more and keeps:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands return: `pack`, `index`, `append`, `add-column`, `split`, `merge`, `ls`, `stage --warm`,
+"""What commands return: `pack`, `index`, `append`, `add-column`, `split`, `ls`, `stage --warm`,
 `unpack`, `verify`, and `quality` (also `quality.json` in a pack).
 """
 
@@ -195,36 +195,6 @@ class SplitResult:
 
 
 @dataclass(frozen=True, slots=True)
-class MergedPack:
-    """One of the packs that were merged: `linked` or, where that cannot be, referred to by its path."""
-
-    pack: str
-    samples: int
-    shards: int
-    prefix: str
-    linked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MergeResult:
-    """`feedrate merge`.
-
-    Attributes:
-        size_bytes: of the shards and their index; `new_bytes` of them were written.
-        unassigned: columns of classes that not all of the packs had, such as a split.
-    """
-
-    target: str
-    packs: tuple[MergedPack, ...]
-    samples: int
-    classes: int | None
-    shards: int
-    size_bytes: int
-    new_bytes: int
-    unassigned: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class AppendResult:
     """`feedrate append`.
 
@@ -233,6 +203,7 @@ class AppendResult:
         new_classes: names that came to the class list, at its end.
         rejected: left out, each with its reason; also in rejected.jsonl, where samples were added.
         unassigned: columns in which the new samples have no value yet, such as a split.
+        refers: the source is a pack, whose files stay where they are.
     """
 
     source: str
@@ -246,6 +217,7 @@ class AppendResult:
     new_classes: tuple[str, ...]
     rejected: tuple[Rejection, ...]
     unassigned: tuple[str, ...]
+    refers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +289,7 @@ class PackDescription:
         default_factory=dict
     )  # of added columns of classes
     pixels: str = ""  # what packing did to them
-    entries: tuple[int, ...] = ()  # bytes from one entry point to the next; several where packs were merged
+    entries: tuple[int, ...] = ()  # bytes from one entry point to the next; several where packs were joined
     resident_share: float | None = None  # of its bytes, in the page cache; None: unknown
 
 

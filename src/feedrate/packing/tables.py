@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of labels that a pack keeps copies of: its source's, and more when it grows or is merged."""
+"""The tables of labels that a pack keeps copies of: its source's, and more when it grows."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def _find_outage(error: Exception) -> Exception:
         return error
     is_down = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
     is_cut = any(kind.__name__ == "ClientConnectionError" for kind in type(cause).__mro__)  # of aiohttp
-    has_failed = getattr(cause, "status", 0) >= 500
+    has_failed = getattr(cause, "status", 404) not in (404, 410)
     return cause if is_down or is_cut or has_failed else error
 
 

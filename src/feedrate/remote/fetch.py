@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NamedTuple
 
-from feedrate.errors import NotFound, PackError, StorageError
+from feedrate import kernel
+from feedrate.errors import FeedrateError, NotFound, PackError, StorageError
 from feedrate.files.atomic import write_all
-from feedrate.format.manifest import FILE_NAME, Manifest, parse_manifest
-from feedrate.remote.addresses import FileVersion, Place, PlacedFile
-from feedrate.remote.retry import EndsEarly, Outage, Retry, RetryPolicy
+from feedrate.format.file_checks import check_change
+from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
+from feedrate.remote.addresses import FileVersion, Place, PlacedFile, is_address, split_source
+from feedrate.remote.retry import OPENING, EndsEarly, Outage, Retry, RetryPolicy
 
 if TYPE_CHECKING:
     from feedrate.remote.connections import AsyncConnection, ThreadConnection
@@ -68,6 +70,11 @@ def coalesce(
         requests.append(piece)
         wanted_bytes = piece.length
     return requests
+
+
+def origin(file: Shard | IndexPart | ColumnPart) -> bytes:
+    """Return where a file of a pack is, relative to the pack."""
+    return os.fsencode(f"{file.folder}/{file.name}" if file.folder else file.name)
 
 
 class RangeReader:
@@ -154,9 +161,7 @@ def find_patiently(
         try:
             place.forget_listings()  # storages of fsspec remember what they have listed
             found = place.find(file, suggest=False)
-        except NotFound as error:
-            wait_s = attempts.failed(_find_cause(error))
-        except StorageError as error:
+        except (NotFound, StorageError) as error:
             wait_s = attempts.failed(error)
         else:
             trouble.is_over()
@@ -164,14 +169,6 @@ def find_patiently(
         time.sleep(wait_s)
         # fsspec keeps connections, also those that were cut.
         place = Place(place.root, {"skip_instance_cache": True})
-
-
-def _find_cause(error: NotFound) -> BaseException:
-    """Return what is wrong: of a web server that does not answer, fsspec says that it has no such file."""
-    cause = None if error.__cause__ is None else error.__cause__.__cause__
-    if cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", 0) in (404, 410):
-        return error
-    return cause
 
 
 def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:
@@ -193,6 +190,106 @@ def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:
             return text, parse_manifest(text)
     except PackError as error:
         raise PackError(f"{place.address(name)}: {error}", hint=error.hint) from None
+
+
+# So many of the files that were indexed elsewhere are asked for their sizes when a pack is opened.
+_LOOKED_AT = 16
+
+
+class MultiSourceReader(RangeReader):
+    """Reads pieces of a place's files, and of files that are called by an address of their own."""
+
+    def __init__(
+        self, place: Place, *, in_flight: int = IN_FLIGHT, patience: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(place, in_flight=in_flight, patience=patience)
+        self._each_in_flight = in_flight
+        self._others: dict[str, RangeReader] = {}
+        self._known: dict[bytes, tuple[RangeReader, bytes]] = {}
+        self._making = threading.Lock()
+
+    def read(self, piece: Piece, version: FileVersion | None = None) -> Future[bytes]:
+        if not is_address(os.fsdecode(piece.file)):
+            return super().read(piece, version)
+        reader, name = self._find(piece.file)
+        return reader.read(Piece(name, piece.offset, piece.length), version)
+
+    def find(self, file: bytes) -> tuple[Place, bytes]:
+        """Return the place that a file is in, and its name there."""
+        if not is_address(os.fsdecode(file)):
+            return self.place, file
+        reader, name = self._find(file)
+        return reader.place, name
+
+    def measure(self, file: bytes) -> int:
+        """Ask for a file's size; -1: it is a folder.
+
+        Raises:
+            NotFound, StorageError: it is not there, or nobody answers.
+        """
+        reader, name = self._find(file) if is_address(os.fsdecode(file)) else (self, file)
+        found = find_patiently(reader.place, name, OPENING, reader.trouble)
+        return -1 if found is None else found.size_bytes
+
+    def readers(self) -> list[RangeReader]:
+        """Return this and those of other places, each with its own counts."""
+        with self._making:
+            return [self, *self._others.values()]
+
+    def _find(self, file: bytes) -> tuple[RangeReader, bytes]:
+        known = self._known.get(file)
+        if known is None:
+            root, name = split_source(os.fsdecode(file))
+            with self._making:
+                reader = self._others.get(root)
+                if reader is None:
+                    reader = RangeReader(Place(root), in_flight=self._each_in_flight, patience=self.patience)
+                    self._others[root] = reader
+                    if self._closed:
+                        reader.close()
+            known = self._known[file] = (reader, name)
+        return known
+
+    def close(self) -> None:
+        super().close()
+        for reader in self.readers()[1:]:
+            reader.close()
+
+
+def check_sizes(reader: MultiSourceReader, shards: Sequence[Shard]) -> None:
+    """Ask some of the shards that are elsewhere for their sizes: all would take long.
+
+    Raises:
+        PackError: one has changed since it was indexed.
+        NotFound, StorageError: one is not there, or nobody answers.
+    """
+    named = {origin(shard): shard for shard in shards if is_address(shard.folder)}
+    if not named:
+        return
+    some = list(named)[:: -(-len(named) // _LOOKED_AT)]
+    from concurrent.futures import ThreadPoolExecutor
+
+    # A connection by SSH mixes up the answers of threads that share it.
+    at_once = 1 if any(file.startswith((b"sftp:", b"ssh:")) for file in some) else len(some)
+    with ThreadPoolExecutor(at_once) as threads:
+        for file, size_bytes in zip(some, threads.map(reader.measure, some), strict=True):
+            check_change(named[file], os.fsdecode(file), size_bytes)
+
+
+def describe_change(reader: MultiSourceReader, shard: Shard, offset: int, length: int, crc32c: int) -> str:
+    """Return what to add about a shard that is no longer what it was; "": it is, as far as these bytes go."""
+    file = origin(shard)
+    place, name = reader.find(file)
+    try:
+        is_same = reader.measure(file) == shard.size_bytes
+        if is_same and length:
+            is_same = kernel.crc32c(reader.read(Piece(file, offset, length)).result()) == crc32c
+    except FeedrateError:
+        return f"; {place.address(name)} cannot be found where it was indexed"
+    if is_same:
+        return ""
+    address = place.address(name)
+    return f"; {address} has changed since it was indexed: index it again with 'feedrate index'"
 
 
 class FetchedPlace(Place):

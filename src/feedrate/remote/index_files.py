@@ -20,8 +20,8 @@ from pathlib import Path
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
 from feedrate.files.lock import lock_fd, locked_if_free
-from feedrate.format.manifest import ColumnPart, IndexPart, Shard
-from feedrate.remote.fetch import Piece, RangeReader
+from feedrate.format.manifest import ColumnPart, IndexPart
+from feedrate.remote.fetch import Piece, RangeReader, origin
 
 PREFIX = "feedrate-index-"
 LOCK, _UNLOCKED = "lock", ".lock"
@@ -106,11 +106,6 @@ class IndexFolder:
             raise StorageError(
                 f"cannot write {path}: {error.strerror}", hint="set TMPDIR to a folder with more room"
             ) from error
-
-
-def origin(file: SmallFile | Shard) -> bytes:
-    """Return where a file of a pack is, relative to the pack."""
-    return os.fsencode(f"{file.folder}/{file.name}" if file.folder else file.name)
 
 
 def sweep(folder: str) -> None:

@@ -36,18 +36,22 @@ from feedrate.format.manifest import (
 )
 from feedrate.format.pack import Bools, Pack, Rows
 from feedrate.kernel import I32, I64, Ranges, Status
-from feedrate.remote import sources, trust
+from feedrate.remote import trust
 from feedrate.remote.addresses import Place, is_address, is_url
 from feedrate.remote.fetch import (
     IN_FLIGHT,
     FetchedBytes,
+    MultiSourceReader,
     PendingFetch,
     Piece,
     RangeReader,
+    check_sizes,
+    describe_change,
     fetch_manifest,
     or_nothing,
+    origin,
 )
-from feedrate.remote.index_files import IndexFolder, origin
+from feedrate.remote.index_files import IndexFolder
 from feedrate.remote.results import FetchStats
 from feedrate.remote.retry import OPENING, Retry, RetryPolicy, log
 
@@ -160,7 +164,7 @@ class RemotePack(Pack):
         # Thread and sample, of what came from the source a second time.
         self._asked_again: set[tuple[int, int]] = set()
         self._fetched: tuple[BatchBytes, FetchedFiles] | None = None  # see `holding`
-        self.reader = sources.MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
+        self.reader = MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
@@ -236,7 +240,7 @@ class RemotePack(Pack):
             return
         if not is_url(self.source):
             super()._check_in_place()
-        sources.check_sizes(self.reader, self.manifest.shards)
+        check_sizes(self.reader, self.manifest.shards)
 
     def _say_change(self, shard: Shard, field: str, at: I64, row: Rows | None) -> str:
         if shard.container != RANGES or self._lies_here(shard) or row is None:
@@ -244,7 +248,7 @@ class RemotePack(Pack):
         is_stored = f"{field}.crc32c" in (self._stored.names or ())
         span = (int(row[f"{field}.offset"]), int(row[f"{field}.length"])) if is_stored else (0, 0)
         crc32c = int(row[f"{field}.crc32c"]) if is_stored else 0
-        return sources.describe_change(self.reader, shard, *span, crc32c)
+        return describe_change(self.reader, shard, *span, crc32c)
 
     def _check_referred(self) -> None:
         if self.copy is None and not is_url(self.source):

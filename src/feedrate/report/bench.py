@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `bench loader`, `bench kernel` and `demo` as tables and words, which rich prints."""
+"""Results of `bench loader` and `demo` as tables and words, which rich prints."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from feedrate.bench.results import BenchResult, KernelResult, KernelSet, KernelStanding
+from feedrate.bench.results import BenchResult
 from feedrate.demo.results import DemoResult
 from feedrate.loader.results import PixelCheck
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # Two medians on a shared machine differ by this much without a reason.
 _NOISE = 0.05
-_NOT_ANTIALIASED = ("bicubic", "lanczos")  # by OpenCV
 
 
 def draw_bench(result: BenchResult, width: int | None = None) -> Group:  # noqa: ARG001 - rich knows it
@@ -114,71 +113,6 @@ def compare_accuracies(before: float, after: float, images: int) -> str:
 
 def _ratio(after: float, before: float) -> str:
     return format_ratio(after / before) if before else "-"
-
-
-def draw_kernel(result: KernelResult, width: int | None = None) -> Group:  # noqa: ARG001 - rich knows it
-    """Return per set a table of decoders, and the steps of the kernel."""
-    parts = [part for one in result.sets for part in ("", *_list_set(one, result))]
-    return make_report(*parts[1:])
-
-
-def _list_set(one: KernelSet, result: KernelResult) -> list[str | Table]:
-    side = result.image_side
-    how = "" if result.interpolation == "bilinear" else f" ({result.interpolation})"
-    head = (
-        f"{one.name}: {format_count(one.images, 'image')} ({one.mean_megapixels:.1f} megapixel, "
-        f"{format_bytes(one.mean_bytes)}), crops to {side} x {side}{how}, one thread"
-    )
-    table = make_table("", "images/CPU s", "quartiles", "feedrate is", "PSNR to Pillow")
-    for standing in one.standings:
-        is_ours = standing.contestant == "feedrate"
-        table.add_row(
-            standing.contestant,
-            _format_rate(standing.images_per_cpu_s),
-            f"{_format_rate(standing.slow_images_per_cpu_s)}-{_format_rate(standing.fast_images_per_cpu_s)}",
-            "" if is_ours else format_ratio(standing.ratio),
-            describe_psnr(standing),
-            style="bold" if is_ours else "",
-        )
-    steps = ["where feedrate's time goes, per image:"] if one.stages else []
-    steps += [f"  {s.name:<22}{_format_step(s.cpu_s_per_image):>8}  {s.what}" for s in one.stages]
-    notes = describe_exceptions(one)
-    if result.interpolation in _NOT_ANTIALIASED and any("OpenCV" in s.contestant for s in one.standings):
-        notes.append(
-            f"OpenCV's {result.interpolation} does not antialias: it leaves pixels out, which is less work"
-        )
-    return [head, table, *steps, *notes]
-
-
-def describe_psnr(standing: KernelStanding) -> str:
-    if standing.contestant == "Pillow":
-        return ""
-    return "equal" if standing.mean_psnr_db is None else f"{standing.mean_psnr_db:.1f} dB"
-
-
-def describe_exceptions(one: KernelSet) -> list[str]:
-    """Return what did not take part, or took part in another way than one might think."""
-    lines = []
-    if one.by_pillow:
-        why = ", ".join(f"{count:,} {reason}" for reason, count in one.by_pillow.items())
-        lines.append(f"feedrate leaves {sum(one.by_pillow.values()):,} of them to Pillow ({why})")
-    for why in dict.fromkeys(one.left_out.values()):
-        names = "; ".join(name for name, reason in one.left_out.items() if reason == why)
-        lines.append(f"left out: {names}: {why}")
-    if one.rejected:
-        first = one.rejected[0]
-        images = format_count(len(one.rejected), "image")
-        lines.append(f"not decoded by anyone: {images}, e.g. {first.path}: {first.reason}")
-    return lines
-
-
-def _format_rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
-
-
-def _format_step(seconds: float) -> str:
-    # A difference of two measurements may come out below zero; that is then what was measured.
-    return format_seconds(seconds) if seconds >= 0 else f"-{format_seconds(-seconds)}"
 
 
 def make_report(*parts: str | Text | Table) -> Group:

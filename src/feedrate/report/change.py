@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `append`, `add-column`, `split`, `merge`, and `index` of a pack that is there as plain lines."""
+"""Results of `append`, `add-column`, `split`, and `index` of a pack that is there as plain lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from feedrate.packing.results import (
     ClassShare,
     ColumnResult,
     EntriesResult,
-    MergeResult,
     SplitResult,
 )
 from feedrate.report.lines import (
@@ -88,31 +87,10 @@ def draw_entries(result: EntriesResult, width: int | None = None) -> str:
     return lay_out(lines, width)
 
 
-def draw_merge(result: MergeResult, width: int | None = None) -> str:
-    classes = "" if result.classes is None else f" ({format_count(result.classes, 'class', 'classes')})"
-    rows: list[Line] = [
-        (
-            "linked" if one.linked else "refers to",
-            f"{one.pack}: {format_count(one.samples, 'sample')}, {format_count(one.shards, 'shard')}"
-            + (f", keys begin with {one.prefix}/" if one.prefix else ""),
-        )
-        for one in result.packs
-    ]
-    size, new = format_bytes(result.size_bytes), format_bytes(result.new_bytes)
-    rows.append(("size", f"{size} in {format_count(result.shards, 'shard')}, of which {new} new"))
-    lines = [
-        f"merged {format_count(result.samples, 'sample')}{classes} into {result.target}",
-        *rows,
-        *_unassigned_lines(result.unassigned, result.target),
-    ]
-    if not all(one.linked for one in result.packs):
-        lines.append("the packs that it refers to must stay where they are")
-    return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.target)}")], width)
-
-
 def draw_append(result: AppendResult, width: int | None = None) -> str:
     total = format_count(result.samples, "sample")
-    skipped = f"{format_count(result.skipped, 'file')} the pack has already" if result.skipped else ""
+    what = "sample" if result.refers else "file"
+    skipped = f"{format_count(result.skipped, what)} the pack has already" if result.skipped else ""
     if not result.added:
         rejected = rejection_lines("rejected", result.rejected)
         return lay_out([f"nothing new in {result.source}: {skipped}", *rejected], width)
@@ -126,6 +104,7 @@ def draw_append(result: AppendResult, width: int | None = None) -> str:
     lines = [
         f"appended {format_count(result.added, 'sample')} to {result.pack}, which has {total} now",
         *table_lines(rows),
+        *([f"the new shards lie in {result.source}, which must stay where it is"] if result.refers else []),
         *_unassigned_lines(result.unassigned, result.pack),
         *rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack"),
     ]

@@ -18,6 +18,7 @@ from feedrate.doctor.results import (
     TimeShare,
 )
 from feedrate.errors import clean
+from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
 from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, wrap
 from feedrate.report.page import describe_machine
@@ -216,8 +217,8 @@ def _remedies(remedies: Sequence[Remedy], room: _Room) -> list[str]:
     helping, useless = words.part_remedies(remedies)
     if not helping:
         return ["Nothing that was predicted or tried makes this run faster."] if useless else []
-    count = f", {room.remedies} of {len(helping)}" if len(helping) > room.remedies else ""
-    lines = [f"What would help (speed-up of the whole run{count}; what limits it then):"]
+    count = f" (best {room.remedies} of {len(helping)})" if len(helping) > room.remedies else ""
+    lines = [f"What would help{count}: speed-up of the whole run; then its next limit"]
     for one in helping[: room.remedies]:
         lines += _remedy(one, has_notes=room.has_notes)
     return lines
@@ -358,10 +359,11 @@ def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iter
     phases: dict[str, list[float]] = {}
     for row in diagnosis.timeline:
         phases.setdefault(row.phase, []).append(row.wall_s)
+    named = [(charts.name_phase(phase), walls) for phase, walls in phases.items()]
     yield (
         "Step by step: the higher, the longer",
-        [(f"{phase}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
-         for phase, walls in phases.items()],
+        [(f"{name}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
+         for name, walls in named],
     )  # fmt: skip
     yield (
         "What each part could do",

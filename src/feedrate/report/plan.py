@@ -58,7 +58,8 @@ def describe_survey(survey: Survey) -> list[tuple[str, str]]:
                     f"{say_figure(survey.folders, 'folders')}"),
         ("parts", _describe_parts(survey)),
         ("a sample", f"{say_figure(survey.sample_bytes, 'bytes')}, decoded "
-                     f"{say_figure(survey.decoded_bytes, 'bytes')} (K = {say_figure(survey.factor, '')})"
+                     f"{say_figure(survey.decoded_bytes, 'bytes')} (K, the ratio: "
+                     f"{say_figure(survey.factor, '')})"
                      f"{pixels}{'; ' if named else ''}{named}"),
         ("decoding", f"{_describe_decoding(survey)}; packing takes {say_figure(survey.pack_s, 's')}"),
         ("source", f"{describe_store(survey.source)}; {_describe_cached(survey.resident)}"),

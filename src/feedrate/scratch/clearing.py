@@ -27,7 +27,7 @@ from feedrate.scratch.contents import read_contents
 from feedrate.scratch.copy import GATE, MARKER
 from feedrate.scratch.eviction import Kept, SourceUnseen, evict, is_leaving, remove_unmade
 from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
-from feedrate.scratch.listing import forget, list_caches, list_copies, list_leaving_caches, recall
+from feedrate.scratch.listing import forget, list_caches, list_copies, recall
 from feedrate.scratch.marker import Marker
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, Verdict
 from feedrate.units import format_bytes, parse_bytes
@@ -119,12 +119,9 @@ class Clearing:
     def remove_caches(self, caches: Iterable[CacheInfo], why: str = "you asked for it") -> None:
         """Delete caches. They have no source that must be there: what they hold can be made anew."""
         for cache in caches:
-            self._delete_cache(cache, why)
-
-    def _delete_cache(self, cache: CacheInfo | Leftover, why: str) -> None:
-        objection = delete_cache(Path(cache.path), is_trial=self._is_trial)
-        verdict = Verdict(cache.path, "", cache.size_bytes, objection or why)
-        (self.result.kept if objection else self.result.removed).append(verdict)
+            objection = delete_cache(Path(cache.path), is_trial=self._is_trial)
+            verdict = Verdict(cache.path, "", cache.size_bytes, objection or why)
+            (self.result.kept if objection else self.result.removed).append(verdict)
 
     def remove_idle(self) -> None:
         """Delete copies that have expired, or that nobody finishes, and what killed processes left behind."""
@@ -199,9 +196,7 @@ class Clearing:
         return None
 
     def _remove_leftovers(self) -> None:
-        for leftover in list_leaving_caches(self.scratch):
-            self._delete_cache(leftover, leftover.what)
-        for leftover in list_left_copies(self.scratch):
+        for leftover in list_leftovers(self.scratch):
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
             try:
@@ -232,12 +227,7 @@ def guess_source(folder: Path) -> str:
 
 
 def list_leftovers(scratch: Path) -> list[Leftover]:
-    """Return what killed processes of this user left on a scratch folder."""
-    return [*list_left_copies(scratch), *list_leaving_caches(scratch)]
-
-
-def list_left_copies(scratch: Path) -> list[Leftover]:
-    """Return what killed processes left of copies that they made or deleted."""
+    """Return what killed processes of this user left of copies that they made or deleted."""
     found: list[Leftover] = []
     for below in list_own_folders(scratch):
         # Whoever has taken this user's name must not keep others' copies from being listed and deleted.

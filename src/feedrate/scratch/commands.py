@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from feedrate.cache.sharing import sweep
 from feedrate.errors import FeedrateError, NotFound, UsageError, suggest_path
 from feedrate.files.atomic import free_bytes
 from feedrate.files.permissions import find_replaceable
@@ -125,8 +124,6 @@ def collect_garbage(
         clearing.remove_idle()
         if limit_bytes is not None:
             clearing.remove_oldest(limit_bytes)
-    if not is_trial:
-        sweep()  # names that killed jobs left of their caches; the caches themselves go with their processes
     return _sum_up(clearings, limit_bytes=limit_bytes, is_trial=is_trial)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from feedrate import documents
-from feedrate.cache.persistent import NAMES, is_leaving, last_used, list_places, measure
+from feedrate.cache.persistent import NAMES, last_used, list_places, measure
 from feedrate.cache.table import ROW
 from feedrate.errors import StorageError
 from feedrate.files.atomic import atomic_write
@@ -32,7 +32,7 @@ from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
 from feedrate.scratch.folder import OLD_STORE, list_folders, list_user_folders
 from feedrate.scratch.lease import live_leases
-from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, StagedCopy
+from feedrate.scratch.results import CacheInfo, CopyInfo, StagedCopy
 
 
 def list_copies(scratch: Path) -> list[CopyInfo]:
@@ -193,18 +193,12 @@ def remember_copy(copy: Copy, scratch: Path, registry: Path | None = None) -> bo
     )
 
 
-_LOCK, _ROWS = NAMES[2], NAMES[1]
+_ROWS, _, _LOCK = NAMES
 
 
 def list_caches(scratch: Path) -> list[CacheInfo]:
     """Return this user's caches on a scratch folder: others' cannot be looked at."""
-    return [_describe_cache(place) for place in list_places(str(scratch)) if not place.name.startswith(".")]
-
-
-def list_leaving_caches(scratch: Path) -> list[Leftover]:
-    """Return caches that were being deleted when who did so ended."""
-    leaving = [place for place in list_places(str(scratch)) if is_leaving(place.name)]
-    return [Leftover(str(place), "a cache that was being deleted", measure(place)) for place in leaving]
+    return [_describe_cache(place) for place in list_places(str(scratch))]
 
 
 def _describe_cache(place: Path) -> CacheInfo:

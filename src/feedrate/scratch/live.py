@@ -21,8 +21,7 @@ from feedrate.draws import GROUP, order_shards
 from feedrate.errors import FeedrateError
 from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
 from feedrate.remote.copier import Incoming
-from feedrate.remote.fetch import Piece, RangeReader
-from feedrate.remote.index_files import origin
+from feedrate.remote.fetch import Piece, RangeReader, origin
 from feedrate.remote.retry import OPENING, Retry, log
 from feedrate.remote.transfer import Stopped, Transfer
 from feedrate.scratch.marker import BadMarker

@@ -7,8 +7,8 @@
     complete   every file has landed
     closed     the lease was given back; the copy stays
 
-`run` goes from open to complete in the calling thread, `start` in one of its own; `close` ends both, and what
-is on its way stays, to be gone on with. Any other order of calls is harmless.
+`run` goes from open to complete; `stop`, called by another thread, lets it end soon, and what is on its way
+stays, to be gone on with. `close` comes when `run` has ended.
 """
 
 from __future__ import annotations
@@ -95,12 +95,10 @@ class Staging:
         self.contents, self.scratch, self.copy, self.options = contents, scratch, copy, options
         self.copied_files = self.copied_bytes = self.resumed_bytes = 0
         self.is_joined = False  # another process copied while this one waited
-        self.error: BaseException | None = None  # of the thread that `start` made
         self._lease: Lease | None = lease
         self._watch, self._say = watch, say
         self._said: set[str] = set()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self._transfer: Transfer | None = None
         self._lock = threading.Lock()  # of the counts below, and of those above
         self._landed_files = self._done_bytes = 0
@@ -156,29 +154,6 @@ class Staging:
             self._stop.wait(_POLL_S)
         raise Stopped
 
-    def start(self, order: Sequence[str] = ()) -> None:
-        """Run in a thread of its own; `error` says how that ended, if not well."""
-        if self._thread is not None:
-            return
-
-        def run() -> None:
-            try:
-                self.run(order)
-            except Stopped:
-                pass
-            except BaseException as error:
-                self.error = error
-
-        self._thread = threading.Thread(target=run, name="feedrate-stage", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for what `start` began; False: it is not finished yet."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            return not self._thread.is_alive()
-        return True
-
     def stop(self) -> None:
         """Let `run` end soon; what is on its way stays, to be gone on with."""
         self._stop.set()
@@ -186,9 +161,8 @@ class Staging:
             self._transfer.stop.set()
 
     def close(self) -> None:
-        """Stop, and give the lease back; the copy stays. May be called twice."""
+        """Give the lease back; the copy stays. May be called twice."""
         self.stop()
-        self.wait()
         self._transfer = None  # it knows this object: nothing should keep the copy's folder open by that
         if self._lease is not None:
             self._lease.release()

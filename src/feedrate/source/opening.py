@@ -111,7 +111,7 @@ def _open_folder(place: Place, options: SourceOptions, spool: Spool) -> Reader:
             raise SourceError(
                 f"{place.root} is a pack already",
                 hint=f"see what is in it: feedrate ls {shell_quote(place.root)}; "
-                "to join packs: feedrate merge",
+                "to add it to another: feedrate append OTHER_PACK PACK",
             )
         kind = kind_by_name(file.path)
         if kind.is_container:

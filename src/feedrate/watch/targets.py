@@ -79,7 +79,7 @@ def find_target(text: str) -> tuple[int, tuple[str, ...]]:
             hint="it has ended, or is on another machine; 'feedrate watch --user NAME' lists a user's jobs",
         )
     if stat.pid == _KERNEL_PARENT or stat.parent == _KERNEL_PARENT:
-        raise UsageError(f"process {text} ({stat.name}) is a thread of the kernel, and no job")
+        raise UsageError(f"process {text} ({stat.name}) is a thread of Linux's kernel, and no job")
     if stat.state in ("Z", "X"):
         raise UsageError(
             f"process {text} ({stat.name}) has ended; only its exit code waits for its parent",

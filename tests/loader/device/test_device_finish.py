@@ -241,8 +241,8 @@ def test_a_function_is_called_by_one_thread_at_a_time(pack: Path) -> None:
     held: list[bool] = []
 
     def look(images: Any) -> Any:
-        assert loader._finish is not None
-        held.append(loader._finish.calls.locked())
+        assert loader._setup.finish is not None
+        held.append(loader._setup.finish.calls.locked())
         return images
 
     with Loader(pack, 4, on_device=look) as loader:
@@ -254,8 +254,8 @@ def test_a_forked_child_waits_for_no_lock_of_its_parents_threads(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Loader(pack, 4, on_device=lambda images: images) as loader:
-        assert loader._finish is not None
-        loader._finish.calls.acquire()
+        assert loader._setup.finish is not None
+        loader._setup.finish.calls.acquire()
         monkeypatch.setattr(loader._resources, "process", -1)  # as if the loader came from another process
         parents = loader._resources.pack
         assert len(list(loader)) == 6

@@ -322,7 +322,7 @@ def test_another_append_does_not_take_over_one_that_was_interrupted(
 ) -> None:
     before = (packed / "pack.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(appending.merge, "join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(appending.join, "join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             append(tmp_path / "new", packed, ONE)
     assert (packed / "pack.json").read_bytes() == before

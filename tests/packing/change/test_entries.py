@@ -17,7 +17,6 @@ from feedrate import (
     AppendOptions,
     Dataset,
     Loader,
-    MergeOptions,
     PackOptions,
     RandomResizedCrop,
     Recode,
@@ -25,7 +24,6 @@ from feedrate import (
     append,
     index,
     kernel,
-    merge,
     pack,
     set_entries,
     split,
@@ -349,50 +347,43 @@ def test_what_is_appended_has_the_entry_points_of_the_pack(packed: Path, tmp_pat
     assert read_entries(packed)["cat/new"] == expected_entries(tmp_path / "new", 60)["cat/new"]
 
 
-def merge_two(tmp_path: Path, options: MergeOptions) -> Path:
+def append_another(tmp_path: Path) -> Path:
     for name, distance in (("a", "auto"), ("b", "gpu")):
         save_image(tmp_path / name / "cat" / f"{name}.jpg", 1, width=301, height=97, quality=98)
         pack(tmp_path / name, tmp_path / f"{name}.pack", PackOptions(workers=1, entries=distance))
-    merge([tmp_path / "a.pack", tmp_path / "b.pack"], tmp_path / "m", options)
-    return tmp_path / "m"
+    append(tmp_path / "b.pack", tmp_path / "a.pack")
+    return tmp_path / "a.pack"
 
 
-@pytest.mark.parametrize("refer", [False, True])
-def test_merged_packs_keep_their_own_entry_points(tmp_path: Path, refer: bool) -> None:
-    merged = merge_two(tmp_path, MergeOptions(refer=refer))
+def test_a_pack_that_is_appended_keeps_its_own_entry_points(tmp_path: Path) -> None:
+    joined = append_another(tmp_path)
     expected = expected_entries(tmp_path / "a", 1000) | expected_entries(tmp_path / "b", 150)
-    assert read_entries(merged) == expected
-    assert describe(merged).entries == (150, 1000)
-    assert verify(merged, workers=1).problems == ()
+    assert read_entries(joined) == expected
+    assert describe(joined).entries == (150, 1000)
+    assert verify(joined, workers=1).problems == ()
 
 
-@pytest.mark.parametrize("refer", [False, True])
-def test_a_merged_pack_gets_one_distance_and_the_packs_it_is_made_of_keep_theirs(
-    tmp_path: Path, refer: bool
-) -> None:
-    merged = merge_two(tmp_path, MergeOptions(refer=refer))
-    before = read_tree(tmp_path / "a.pack")
-    assert set_entries(merged, "gpu", workers=1).changed_parts == 1
-    assert describe(merged).entries == (150,)
-    assert read_tree(tmp_path / "a.pack") == before
-    assert verify(merged, workers=1).problems == ()
+def test_a_pack_with_another_behind_it_gets_one_distance_and_the_other_keeps_its_own(tmp_path: Path) -> None:
+    joined = append_another(tmp_path)
+    before = read_tree(tmp_path / "b.pack")
+    assert set_entries(joined, 60, workers=1).changed_parts == 2
+    assert describe(joined).entries == (60,)
+    assert read_tree(tmp_path / "b.pack") == before
+    assert verify(joined, workers=1).problems == ()
 
 
-@pytest.mark.parametrize("refer", [False, True])
-def test_a_merged_pack_stays_good_when_one_of_its_packs_gets_other_entry_points(
-    tmp_path: Path, refer: bool
-) -> None:
-    merged = merge_two(tmp_path, MergeOptions(refer=refer))
-    set_entries(tmp_path / "a.pack", 60, workers=1)
-    assert len(pixels_of(merged)) == 2
-    assert describe(merged).entries == (150, 1000)
+def test_a_pack_stays_good_when_the_one_behind_it_gets_other_entry_points(tmp_path: Path) -> None:
+    joined = append_another(tmp_path)
+    set_entries(tmp_path / "b.pack", 60, workers=1)
+    assert len(pixels_of(joined)) == 2
+    assert describe(joined).entries == (150, 1000)
 
 
-def test_a_merged_pack_whose_part_was_removed_says_that_it_must_be_merged_again(tmp_path: Path) -> None:
-    merged = merge_two(tmp_path, MergeOptions(refer=True))
-    set_entries(tmp_path / "a.pack", 60, remove_old=True, workers=1)
-    with pytest.raises(PackError, match=r"refers to .*a\.pack.*another pack now"):
-        Pack(merged)
+def test_a_part_that_was_removed_from_the_pack_behind_is_missed(tmp_path: Path) -> None:
+    joined = append_another(tmp_path)
+    set_entries(tmp_path / "b.pack", 60, remove_old=True, workers=1)
+    with pytest.raises(PackError, match=r"refers to .*b\.pack.*another pack now"):
+        Pack(joined)
 
 
 def test_columns_and_splits_stay(packed: Path, tmp_path: Path) -> None:

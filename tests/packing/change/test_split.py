@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate import (
+    AppendOptions,
     ColumnOptions,
     Dataset,
     Loader,
-    MergeOptions,
     SplitOptions,
     add_column,
+    append,
     extend_split,
-    merge,
     split,
 )
 from feedrate.errors import AlreadyExists, NotFound, PackError, SourceError, UsageError
@@ -399,19 +399,19 @@ def test_samples_that_came_later_get_a_part_and_no_other_moves(tmp_path: Path, w
     packs = [write_images(tmp_path / name, count) for name, count in (("p", 20), ("q", 30))]
     split(packs[0], half, SplitOptions(seed=3, **way))
     before = column_of(packs[0])
-    merge(packs, tmp_path / "m", MergeOptions(prefix=True))
-    assert column_of(tmp_path / "m")[20:].tolist() == [-1] * 30
-    result = extend_split(tmp_path / "m")
-    after = column_of(tmp_path / "m")
+    append(packs[1], packs[0], AppendOptions(prefix="q"))
+    assert column_of(packs[0])[20:].tolist() == [-1] * 30
+    result = extend_split(packs[0])
+    after = column_of(packs[0])
     assert (after[:20] == before).all()
     assert sum(result.parts.values()) == 50
     if "by_path" in way:
-        digits = column_of(tmp_path / "m", "number") % 10
+        digits = column_of(packs[0], "number") % 10
         assert all(len(set(after[digits == digit])) == 1 for digit in range(10))
     else:
         assert result.parts == {"a": 25, "b": 25}
     with pytest.raises(UsageError, match="has no split 'fold'"):
-        extend_split(tmp_path / "m", "fold")
+        extend_split(packs[0], "fold")
 
 
 def test_ls_shows_the_parts_and_the_pack_says_version_2(numbers: Path) -> None:

@@ -196,7 +196,8 @@ def _take_order(facts: LoaderFacts, draft: Draft) -> None:
             )
         elif "datasets" in layer:
             draft.leave(
-                f"{kind.rpartition('.')[2]} of {layer['datasets']} datasets: pack each, then feedrate merge"
+                f"{kind.rpartition('.')[2]} of {layer['datasets']} datasets: pack one, "
+                "then feedrate append the others"
             )
         else:
             draft.leave(f"{kind.removeprefix('__main__.')} around the dataset is not carried over")

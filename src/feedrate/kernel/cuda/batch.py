@@ -62,9 +62,7 @@ _ALIGNMENT = 256
 class Launch(Protocol):
     """Starts a kernel: blocks, threads of a block, arguments: arrays or tensors, and numpy's numbers."""
 
-    def __call__(
-        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any], /
-    ) -> None: ...
+    def __call__(self, name: str, grid: tuple[int, int], block: int, args: Sequence[Any], /) -> None: ...
 
 
 class Crops(TypedDict, total=False):
@@ -235,7 +233,7 @@ def run(
     bounds, weights, samples = (buffers[k] for k in ("bounds", "weights", "samples"))
     # When blocks have become samples, nobody needs the coefficients any more.
     pixels = buffers["coefficients"]
-    launch("convert_pixels", (sizes.tiles, 1), 128, 0, [images, tiles, samples, pixels, np.int32(channels)])
+    launch("convert_pixels", (sizes.tiles, 1), 128, [images, tiles, samples, pixels, np.int32(channels)])
     resize(
         launch, (sizes.images, sizes.tiles, sizes.pixels), (images, tiles, pixels, bounds, weights, statuses),
         out, (height, width, channels),
@@ -257,7 +255,7 @@ def run_whole(
         return
     images, tiles = _run_to_samples(plan, launch, buffers, statuses)
     launch(
-        "store_pixels", (plan.sizes.tiles, 1), 128, 0,
+        "store_pixels", (plan.sizes.tiles, 1), 128,
         [images, tiles, buffers["samples"], addresses, np.int32(channels)],
     )  # fmt: skip
 
@@ -272,14 +270,12 @@ def _run_to_samples(
     images, groups, tiles, items, words = (staged[start:] for start in starts)
     tables, coefficients = buffers["tables"], buffers["coefficients"]
     n, shape = sizes.images, (np.int32(width), np.int32(height))
+    launch("prepare", (n, 1), 128, [images, tables, buffers["bounds"], buffers["weights"], statuses, *shape])
     launch(
-        "prepare", (n, 1), 128, 0, [images, tables, buffers["bounds"], buffers["weights"], statuses, *shape]
-    )
-    launch(
-        "read_coefficients", (sizes.groups, 1), _GROUP_ITEMS, 0,
+        "read_coefficients", (sizes.groups, 1), _GROUP_ITEMS,
         [images, groups, items, words, tables, coefficients, statuses],
     )  # fmt: skip
-    launch("transform_blocks", (16, n), 128, 0, [images, coefficients, buffers["samples"], statuses])
+    launch("transform_blocks", (16, n), 128, [images, coefficients, buffers["samples"], statuses])
     return images, tiles
 
 
@@ -301,9 +297,9 @@ def resize(
     images, tiles, pixels, bounds, weights, statuses = arrays
     between = pixels[round_up(pixel_count * 4) :]
     shape = (np.int32(width), np.int32(height))
-    launch("resize_first", (tile_count, 1), 128, 0, [images, tiles, pixels, bounds, weights, between, *shape])
+    launch("resize_first", (tile_count, 1), 128, [images, tiles, pixels, bounds, weights, between, *shape])
     launch(
-        "resize_last", (32, n), 128, 0,
+        "resize_last", (32, n), 128,
         [images, between, bounds, weights, statuses, out, *shape, np.int32(channels)],
     )  # fmt: skip
 
@@ -438,10 +434,10 @@ def run_crops(
     tiles, images, pixels = staged[plan.tiles_at :], buffers["images"], buffers["coefficients"]
     bounds, weights = buffers["bounds"], buffers["weights"]
     launch(
-        "prepare_crops", (plan.images, 1), 128, 0,
+        "prepare_crops", (plan.images, 1), 128,
         [staged, images, bounds, weights, statuses, np.int32(width), np.int32(height)],
     )  # fmt: skip
-    launch("take_pixels", (plan.tiles, 1), 128, 0, [staged, tiles, pixels])
+    launch("take_pixels", (plan.tiles, 1), 128, [staged, tiles, pixels])
     resize(
         launch, (plan.images, plan.tiles, plan.pixels), (images, tiles, pixels, bounds, weights, statuses),
         out, (height, width, channels),

@@ -2,7 +2,7 @@
 """CUDA source that is compiled where it runs, and launched on torch's tensors and streams.
 
     module = compile_source(source)
-    module.launch("scale", grid=(n + 255) // 256, block=256, args=[images, n, np.float32(0.5)])
+    module.launch("scale", grid=((n + 255) // 256, 1), block=256, args=[images, n, np.float32(0.5)])
 
 What a kernel gets is checked before it crosses: a wrong pointer or size ends a process, or worse, does not.
 
@@ -16,12 +16,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
-import operator
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +29,7 @@ from feedrate.kernel.cuda.nvrtc import CodeCache, Nvrtc, find_folder, load_nvrtc
 INVALID_VALUE, NOT_FOUND = 1, 500
 # The code is for another GPU, a newer driver, or PTX that this driver does not know.
 BAD_CODE = frozenset((200, 209, 218, 221, 222, 223, 300))
-# CUdevice_attribute and CUfunction_attribute
-_SHARED_PER_BLOCK, _SHARED_PER_BLOCK_OPT_IN = 8, 97
-MAX_THREADS_PER_BLOCK, STATIC_SHARED_BYTES, MAX_DYNAMIC_SHARED_BYTES = 0, 1, 8
+MAX_THREADS_PER_BLOCK = 0  # CUfunction_attribute
 OUT_OF_MEMORY = 2
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _HANDLE, _OUT_HANDLE = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
@@ -46,7 +41,6 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuGetErrorName": [ctypes.c_int, _OUT_TEXT],
     "cuGetErrorString": [ctypes.c_int, _OUT_TEXT],
     "cuDeviceGet": [_OUT_INT, ctypes.c_int],
-    "cuDeviceGetAttribute": [_OUT_INT, ctypes.c_int, ctypes.c_int],
     "cuDevicePrimaryCtxRetain": [_OUT_HANDLE, ctypes.c_int],
     "cuCtxPushCurrent_v2": [_HANDLE],
     "cuCtxPopCurrent_v2": [_OUT_HANDLE],
@@ -54,7 +48,6 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuModuleLoadData": [_OUT_HANDLE, ctypes.c_char_p],
     "cuModuleGetFunction": [_OUT_HANDLE, _HANDLE, ctypes.c_char_p],
     "cuFuncGetAttribute": [_OUT_INT, ctypes.c_int, _HANDLE],
-    "cuFuncSetAttribute": [_HANDLE, ctypes.c_int, ctypes.c_int],
     "cuLaunchKernel": [_HANDLE, *[ctypes.c_uint] * 7, _HANDLE, _OUT_HANDLE, _OUT_HANDLE],
 }
 # Of drivers since CUDA 12.4.
@@ -112,7 +105,6 @@ class Context:
 
     Attributes:
         device: the device's number.
-        shared_bytes: of shared memory that a block gets without asking, and that it can ask for.
     """
 
     def __init__(self, driver: Driver, device: int) -> None:
@@ -123,15 +115,6 @@ class Context:
         self._handle = ctypes.c_void_p()
         # Never released: torch keeps it until the process ends, and so do the modules in it.
         driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._handle), ordinal)
-        self.shared_bytes = (
-            self._attribute(_SHARED_PER_BLOCK, ordinal),
-            self._attribute(_SHARED_PER_BLOCK_OPT_IN, ordinal),
-        )
-
-    def _attribute(self, attribute: int, ordinal: ctypes.c_int) -> int:
-        value = ctypes.c_int()
-        self.driver.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, ordinal)
-        return value.value
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -195,18 +178,13 @@ def load_driver() -> Driver:
 
 
 # The same for every GPU since compute capability 3.0.
-_GRID_LIMITS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-_BLOCK_LIMITS = (1024, 1024, 64)
-Size = int | Sequence[int]
+_GRID_LIMITS = (2**31 - 1, 2**16 - 1)
 
 
-@dataclass
-class _Kernel:
+class _Kernel(NamedTuple):
     function: ctypes.c_void_p
     max_threads: int
-    static_shared_bytes: int
     parameter_bytes: tuple[int, ...] | None  # None: this driver does not say
-    dynamic_shared_bytes: int  # as many as may be asked for at present
 
 
 class Module:
@@ -228,14 +206,7 @@ class Module:
         return self._context.device
 
     def launch(
-        self,
-        name: str,
-        grid: Size,
-        block: Size,
-        args: Sequence[Any],
-        *,
-        shared_bytes: int = 0,
-        stream: Any = None,
+        self, name: str, grid: tuple[int, int], block: int, args: Sequence[Any], *, stream: Any = None
     ) -> None:
         """Start a kernel; it runs when what was given to the stream before is done. The host does not wait.
 
@@ -245,12 +216,11 @@ class Module:
 
         Args:
             name: of a function that is declared `extern "C" __global__`.
-            grid: the blocks, in one to three dimensions.
-            block: the threads of a block, in one to three dimensions.
+            grid: the blocks, in two dimensions.
+            block: the threads of a block.
             args: one per parameter. A CUDA tensor gives its address; it must be contiguous, plainly or
                 channels-last. An int is 64 bits wide (`long long`, or an address: `tensor.data_ptr()` of any
                 other tensor); numpy's numbers are as wide as their type.
-            shared_bytes: dynamic shared memory per block.
             stream: a `torch.cuda.Stream`; None: torch's current one on this device.
 
         Raises:
@@ -258,22 +228,21 @@ class Module:
             GpuError: the driver refuses, or the GPU reports what an earlier kernel did wrong.
         """
         kernel = self._find(name)
-        blocks = _check_size("grid", grid, _GRID_LIMITS)
-        threads = _check_size("block", block, _BLOCK_LIMITS)
-        if math.prod(threads) > kernel.max_threads:
+        if len(grid) != 2 or not all(1 <= one <= most for one, most in zip(grid, _GRID_LIMITS, strict=True)):
             raise UsageError(
-                f"block={block!r}: these are {math.prod(threads)} threads, and a block of kernel '{name}' "
-                f"has at most {kernel.max_threads}"
+                f"grid must be two whole numbers, each at least 1 and at most {_GRID_LIMITS[0]}, "
+                f"{_GRID_LIMITS[1]}, got {grid!r}"
+            )
+        if not 1 <= block <= kernel.max_threads:
+            raise UsageError(
+                f"block={block!r}, and a block of kernel '{name}' has 1 to {kernel.max_threads} threads"
             )
         values = [_to_value(number, value, self.device) for number, value in enumerate(args)]
         _check_parameters(name, kernel, args, values)
-        self._allow_shared(name, kernel, shared_bytes)
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         with self._context.current():
             on = ctypes.c_void_p(_find_stream(stream, self.device))
-            self._driver.call(
-                "cuLaunchKernel", kernel.function, *blocks, *threads, shared_bytes, on, pointers, None
-            )
+            self._driver.call("cuLaunchKernel", kernel.function, *grid, 1, block, 1, 1, 0, on, pointers, None)
 
     def _find(self, name: str) -> _Kernel:
         with self._lock:
@@ -293,14 +262,8 @@ class Module:
                 f"the compiled source has no kernel '{name}'",
                 hint='it must be declared extern "C" __global__: other names are mangled',
             ) from error
-        static = self._attribute(function, STATIC_SHARED_BYTES)
-        return _Kernel(
-            function=function,
-            max_threads=self._attribute(function, MAX_THREADS_PER_BLOCK),
-            static_shared_bytes=static,
-            parameter_bytes=self._measure_parameters(function),
-            dynamic_shared_bytes=self._context.shared_bytes[0] - static,
-        )
+        threads = self._attribute(function, MAX_THREADS_PER_BLOCK)
+        return _Kernel(function, threads, self._measure_parameters(function))
 
     def _attribute(self, function: ctypes.c_void_p, attribute: int) -> int:
         value = ctypes.c_int()
@@ -322,36 +285,6 @@ class Module:
                     raise
                 return tuple(sizes)  # there is no parameter of this number
             sizes.append(size.value)
-
-    def _allow_shared(self, name: str, kernel: _Kernel, shared_bytes: int) -> None:
-        """Ask for more dynamic shared memory than a kernel has by itself, once for all that need less."""
-        most = self._context.shared_bytes[1] - kernel.static_shared_bytes
-        if not 0 <= shared_bytes <= most:
-            raise UsageError(
-                f"shared_bytes={shared_bytes}: cuda:{self.device} leaves kernel '{name}' 0 to {most}"
-            )
-        with self._lock:
-            if shared_bytes > kernel.dynamic_shared_bytes:
-                with self._context.loading():
-                    self._driver.call(
-                        "cuFuncSetAttribute", kernel.function, MAX_DYNAMIC_SHARED_BYTES, shared_bytes
-                    )
-                kernel.dynamic_shared_bytes = shared_bytes
-
-
-def _check_size(name: str, size: Size, limits: tuple[int, int, int]) -> tuple[int, int, int]:
-    try:
-        numbers = tuple(map(operator.index, size if isinstance(size, Sequence) else (size,)))
-    except TypeError:  # a quotient, say, where a whole number was meant
-        numbers = ()
-    x, y, z = (*numbers, 1, 1, 1)[:3]
-    is_within = all(1 <= one <= most for one, most in zip((x, y, z), limits, strict=True))
-    if not 1 <= len(numbers) <= 3 or not is_within:
-        raise UsageError(
-            f"{name} must be one to three whole numbers, each at least 1 and at most "
-            f"{', '.join(map(str, limits))}, got {size!r}"
-        )
-    return x, y, z
 
 
 def _to_value(number: int, value: Any, device: int) -> Any:

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -374,30 +374,6 @@ class GpuDecoder:
             log.warning("%s; the CPU decodes from now on (%s)", words, first)
 
 
-def explain_cpu(
-    *, has_functions: bool, has_cache: bool, is_padded: bool, is_wide: bool = False, fields: Iterable[Field]
-) -> str | None:
-    """Return why the GPU decodes nothing of what a loader was asked for; None: it does."""
-    if is_wide:
-        return "pixels of 16 bits are made on the host"
-    if has_cache and not has_functions:
-        return "the cache keeps decoded samples on the host"
-    reason = explain_host(has_functions=has_functions, is_padded=is_padded)
-    if reason is not None:
-        return reason
-    images = [field for field in fields if field.kind is Kind.IMAGE]
-    if all(field.coding is Coding.RAW for field in images):
-        return "the images are stored as pixels" if images else "no field of images is asked for"
-    return None
-
-
-def explain_host(*, has_functions: bool, is_padded: bool) -> str | None:
-    """Return why pixels are needed on the host, whatever makes them; None: they are not."""
-    if has_functions:
-        return "transform and collate get pixels on the host"
-    return "crops with padding are put together on the host" if is_padded else None
-
-
 def open_decoder(
     placement: transfer.Transfer,
     meter: Meter,
@@ -425,10 +401,7 @@ def open_decoder(
             _tell_once(f"images are decoded on the CPU, since the GPU cannot: {reason}")
             return None
     module = compile_source(source, options, device=device.index)
-
-    def launch(name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]) -> None:
-        module.launch(name, grid, block, args, shared_bytes=shared_bytes, stream=placement.stream)
-
+    launch = partial(module.launch, stream=placement.stream)
     total_bytes = torch.cuda.get_device_properties(device).total_memory
     decoder = GpuDecoder(
         device, placement.stream, launch, meter,

@@ -299,10 +299,6 @@ class StoredPixels:
         self._decodes_there = decodes_there
         self._stream = decoder.stream
 
-    def count_memory(self) -> int:
-        """Return how many bytes of the device the tier has."""
-        return self._tier.memory_bytes
-
     def takes(self, field: Field, size: tuple[int, int, int]) -> bool:
         """Return whether a field's images may come from the tier."""
         return field.kind is Kind.IMAGE and self._tier.takes(field.name) and max(size[:2]) <= batch.MAX_SIDE

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs that grow: append, merge, split, columns, entry points."""
+"""Packs that grow: append, split, columns, entry points."""

@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate append`: new samples of a source become further shards of a pack.
+"""`feedrate append`: new samples of a source, or those of another pack, come behind the samples of a pack.
 
     PACK --pack the source into PACK/appending--> --link its shards into PACK--> --pack.json--> longer PACK
 
 Until pack.json is replaced the pack is what it was. `appending` is an unfinished pack like any other, so a
 command that was interrupted goes on there; it is removed last. Somebody may delete it instead: a list of the
 shards that are linked stands beside them meanwhile, and the next append removes those. Known files are
-refused or passed over, keys stay unique, and classes get the pack's numbers.
+refused or passed over, keys stay unique, and classes get the pack's numbers. The files of another pack are
+named where they lie.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,19 +31,20 @@ from feedrate.format import containers
 from feedrate.format.entries import find_entries
 from feedrate.format.fields import Field, Kind
 from feedrate.format.keys import key_of_stem, make_stem
-from feedrate.format.manifest import FILE_NAME, Manifest, read_manifest
+from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader
 from feedrate.packing.build.unfinished import PROGRESS_NAME, check_nesting
-from feedrate.packing.change import merge, update
+from feedrate.packing.change import join, update
 from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
 from feedrate.packing.check.verify import measure_file
 from feedrate.packing.mapping import Function, Map, find_map
 from feedrate.packing.options import DEFAULT_SHARD_BYTES, Engine, PackOptions
-from feedrate.packing.recode import Recode
+from feedrate.packing.recode import Recode, describe_pixels
 from feedrate.packing.results import AppendResult, PackResult
 from feedrate.packing.tables import bring_tables, find_tables
 from feedrate.progress import Rejection, Tick
+from feedrate.remote.trust import check_addresses, note_addresses
 from feedrate.source.names import hash_name
 from feedrate.source.opening import open_reader
 from feedrate.source.options import FieldSpec
@@ -194,6 +197,8 @@ class AppendOptions:
         map: the function that the pack was made with; nothing is imported because a pack names it.
         skip_existing: pass over files that the pack has already, by their paths.
         defaults: values of added columns for the new samples.
+        prefix: of another pack: goes before its keys and original paths.
+        allow_addresses: where files may be that another pack names and that this user did not index.
     """
 
     labels: Path | None = None
@@ -205,6 +210,8 @@ class AppendOptions:
     defaults: Mapping[str, str] = field(default_factory=dict)
     workers: int | None = None
     engine: Engine = field(default_factory=Engine)
+    prefix: str = ""
+    allow_addresses: tuple[str, ...] = ()
 
 
 def append(
@@ -216,35 +223,69 @@ def append(
 ) -> AppendResult:
     """Add the samples of a source to a pack, or go on with that where it was interrupted.
 
+    Args:
+        source: what `pack` takes; or another pack, whose files stay where they are.
+
     Raises:
         NotFound: the source or the pack is not there.
         SourceError: the source's fields are not the pack's, a file is in the pack already, or nothing is new.
+        PackError: another pack names files of a host that is not allowed.
         AlreadyExists: another process is changing the pack, or another append was interrupted.
         StorageError: the disk is full or failed; run the same again to go on.
     """
     options = options or AppendOptions()
     begin = time.monotonic()
     source = os.fspath(source)
-    _refuse_swapped(source, os.fspath(pack))
+    is_pack = _refuse_swapped(source, os.fspath(pack))
+    if is_pack:
+        _refuse_options_of_sources(source, options)
+    elif options.prefix:
+        raise UsageError(f"--prefix goes before the keys of a pack, and {source} is none")
     check_nesting(source, Path(pack))
     with update.changing(pack) as opened:
         with explained(opened.path):
             was_done = _clean_up(opened)
-        _check_defaults(opened, options.defaults)
-        chosen = _pack_options(source, opened, options)
-        with _own_folder(opened.path / FOLDER_NAME) as folder:
-            reader = open_reader(source, chosen.source, scratch=os.fspath(folder))
-            arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
-            result = _append(arrivals, opened, chosen, options.defaults, watch)
+        if is_pack:
+            with contextlib.closing(Pack(source)) as other:
+                result = _append_pack(opened, other, options)
+        else:
+            _check_defaults(opened, None, options.defaults)
+            chosen = _pack_options(source, opened, options)
+            with _own_folder(opened.path / FOLDER_NAME) as folder:
+                reader = open_reader(source, chosen.source, scratch=os.fspath(folder))
+                arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
+                result = _append(arrivals, opened, chosen, options.defaults, watch)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin)
 
 
-def _refuse_swapped(source: str, pack: str) -> None:
+def _refuse_swapped(source: str, pack: str) -> bool:
+    """Return whether the source is a pack, too."""
     is_pack, is_source_pack = (os.path.exists(os.path.join(path, FILE_NAME)) for path in (pack, source))
     if is_source_pack and not is_pack and os.path.exists(pack):
         raise UsageError(
             f"{pack} is not a pack, and {source} is: the source comes first, then the pack",
             hint=f"feedrate append {shell_quote(pack)} {shell_quote(source)}",
+        )
+    if not is_source_pack:
+        return False
+    # An index in the folder that it describes only says what is beside it: that is a source like any other.
+    shards = read_manifest(source).shards
+    is_beside = [s.is_in_place and not s.is_remote and not s.folder.startswith("..") for s in shards]
+    return not shards or not all(is_beside)
+
+
+def _refuse_options_of_sources(source: str, options: AppendOptions) -> None:
+    meant = AppendOptions(
+        defaults=options.defaults, prefix=options.prefix, allow_addresses=options.allow_addresses
+    )
+    if options != meant:
+        raise UsageError(
+            f"{source} is a pack, whose samples have their labels and stay where they are",
+            hint="to append a pack there are --prefix, --default and --allow-address",
+        )
+    if options.prefix and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", options.prefix):
+        raise UsageError(
+            f"'{options.prefix}' cannot stand before keys", hint="a prefix is made of letters and digits"
         )
 
 
@@ -282,26 +323,93 @@ def _append(
                 rejected=error.rejected, unassigned=(),
             )  # fmt: skip
         raise
-    with explained(pack.path):
-        with contextlib.closing(Pack(folder)) as new:
-            merge.check_equal_keys([pack, new], ["", ""])
+    with contextlib.closing(Pack(folder)) as new:
+        joined = join.Joined(new, join.link_into(pack.path), defaults=defaults)
+        join.refuse_equal_keys(pack, joined)
+        with explained(pack.path):
             _note_links(pack, new.manifest)
-            joined = [
-                merge.Joined(pack),
-                merge.Joined(new, "", merge.link_into(pack.path, or_move=True), defaults),
-            ]
-            manifest, unassigned = merge.join(pack.path, joined, _settings(pack, new))
-            if packed.rejected:
-                # As many lines as pack.json tells of were there before: more may be of a run that was killed.
-                path, known = pack.path / REJECTED_NAME, int(pack.manifest.settings.get("rejected", 0))
-                before = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-                write_file(path, b"".join(before[:known]) + (folder / REJECTED_NAME).read_bytes())
-        sync_folder(pack.path)
-        update.write_manifest(pack.path, manifest)
-        (pack.path / _LINKED_NAME).unlink()
+            manifest, unassigned = _join(pack, joined)
+            (pack.path / _LINKED_NAME).unlink()
+            write_quality(pack.path)
+            remove_folder(folder)
+    return _summarise(arrivals.root, pack, manifest, unassigned, packed, skipped=arrivals.skipped)
+
+
+def _append_pack(pack: Pack, other: Pack, options: AppendOptions) -> AppendResult:
+    check_addresses(other.name, other.manifest, options.allow_addresses)
+    if _is_last(pack, other, options.prefix):
+        write_quality(pack.path)  # whoever appended it may have been killed before this
+        return _summarise(str(other.path), pack, pack.manifest, (), skipped=len(other))
+    _refuse_unlike(pack, other)
+    _check_defaults(pack, other, options.defaults)
+    joined = join.Joined(other, join.refer_from(pack.path), options.prefix, options.defaults)
+    join.refuse_equal_keys(pack, joined)
+    with explained(pack.path):
+        manifest, unassigned = _join(pack, joined)
+        note_addresses(manifest)  # all were allowed; where it fails, the loader shows the line to type
         write_quality(pack.path)
-        remove_folder(folder)
-    return _summarise(arrivals, pack, manifest, packed, unassigned)
+    return _summarise(str(other.path), pack, manifest, unassigned)
+
+
+def _is_last(pack: Pack, other: Pack, prefix: str) -> bool:
+    def name(owner: Pack, shard: Shard, before: str) -> tuple[str, str]:
+        return os.path.realpath(owner.locate_file(shard.index)), "/".join(
+            filter(None, (before, shard.prefix))
+        )
+
+    theirs = [name(other, shard, prefix) for shard in other.manifest.shards]
+    last = pack.manifest.shards[-len(theirs) :] if theirs else ()
+    return bool(theirs) and [name(pack, shard, "") for shard in last] == theirs
+
+
+def _refuse_unlike(pack: Pack, other: Pack) -> None:
+    """Refuse a pack whose numbers of classes, pixels or entry points are not those of this one."""
+    pixels, others = (describe_pixels(p.manifest.settings) or "unchanged" for p in (pack, other))
+    if pixels != others:
+        raise SourceError(
+            f"samples of {pack.path} are {pixels}, and those of {other.path} are {others}",
+            hint="append the files that it was packed from, which are then stored alike: "
+            f"feedrate append SOURCE {shell_quote(pack.path)}",
+        )
+    fields = {f.name: f for f in pack.fields}
+    join.unite_fields(pack, other)
+    for one in other.fields:
+        if one.classes != fields[one.name].classes:
+            ours, theirs = (f.classes or () for f in (fields[one.name], one))
+            number, *_ = (n for n, (a, b) in enumerate(itertools.zip_longest(ours, theirs)) if a != b)
+            first, second = (repr(c[number]) if number < len(c) else "no class" for c in (ours, theirs))
+            raise SourceError(
+                f"the classes of '{one.name}' are {_name_few(ours)} in {pack.path}, "
+                f"and {_name_few(theirs)} in {other.path}: "
+                f"number {number} is {first} in the one, and {second} in the other",
+                hint="append the files that it was packed from, of which new classes come to the end of the "
+                f"list: feedrate append SOURCE {shell_quote(pack.path)}",
+            )
+    scanned = {p.path: p.manifest.settings.get("scan", True) for p in (pack, other)}
+    if len(set(scanned.values())) > 1:
+        (without,) = (path for path, is_scanned in scanned.items() if not is_scanned)
+        raise SourceError(
+            f"images of {without} have no entry points, and those of the other pack have",
+            hint=f"find them first: feedrate index {shell_quote(without)} --entries auto",
+        )
+
+
+def _name_few(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:8]) + (f", ... ({len(classes):,})" if len(classes) > 8 else "")
+
+
+def _join(pack: Pack, joined: join.Joined) -> tuple[Manifest, tuple[str, ...]]:
+    """Bring the other's files, rejections and tables into the pack, then replace pack.json."""
+    manifest, unassigned = join.join(pack, joined, _settings(pack, joined))
+    more = joined.pack.path / REJECTED_NAME
+    if more.exists():
+        # As many lines as pack.json tells of were there before: more may be of a run that was killed.
+        path, known = pack.path / REJECTED_NAME, int(pack.manifest.settings.get("rejected", 0))
+        before = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        write_file(path, b"".join(before[:known]) + more.read_bytes())
+    sync_folder(pack.path)
+    update.write_manifest(pack.path, manifest)
+    return manifest, unassigned
 
 
 def _pack_options(source: str, pack: Pack, options: AppendOptions) -> PackOptions:
@@ -355,20 +463,22 @@ def _find_map(source: str, pack: Pack, wanted: str | Function | None) -> Map | N
     return found
 
 
-def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
-    """Refuse before the work what would be refused after it."""
+def _check_defaults(pack: Pack, other: Pack | None, defaults: Mapping[str, str]) -> None:
+    """Refuse before the work what would be refused after it. `other`: the pack that comes; None: a source."""
     added = {f.name: f for f in pack.manifest.added}
     # Numbers that a column stands before come from the source; its texts would, too, but are in shards.
-    stored = {f.name for f in pack.manifest.fields if f.kind is Kind.NUMBER}
-    splits = merge.find_splits(pack.manifest)
+    stored = {f.name: f for f in pack.manifest.fields if f.kind is Kind.NUMBER}
+    have = {f.name for f in other.manifest.added} if other is not None else set()
+    have |= {name for name, column in added.items() if name in stored and stored[name].dtype == column.dtype}
+    may_lack = join.find_splits(pack.manifest)
     for name in defaults:
         if name not in added:
             raise NotFound(
                 f"{pack.path} has no added column '{name}'", hint=f"it has: {', '.join(added) or 'none'}"
             )
-        merge.check_default(added[name], defaults[name])
+        join.fill(added[name], defaults[name], 1)
     for name, column in added.items():
-        if name not in splits and name not in defaults and name not in stored:
+        if name not in may_lack and name not in defaults and name not in have:
             kind = "class" if column.classes is not None else column.kind
             raise SourceError(
                 f"new samples would have no value of the column '{name}' ({kind}) of {pack.path}",
@@ -379,7 +489,7 @@ def _check_defaults(pack: Pack, defaults: Mapping[str, str]) -> None:
 def _note_links(pack: Pack, new: Manifest) -> None:
     """Write down the files that come into the pack, so that they can be told from a user's own."""
     lines = []
-    for number, shard in enumerate(new.shards, merge.next_shard(pack.manifest)):
+    for number, shard in enumerate(new.shards, join.next_shard(pack.manifest)):
         for file in (shard, shard.index):
             name = f"shard-{number:05d}{Path(file.name).suffix}"
             lines.append(f"{name} {file.size_bytes} {file.crc32c:08x}\n")
@@ -417,11 +527,12 @@ def _clean_up(pack: Pack) -> bool:
     return True
 
 
-def _settings(pack: Pack, new: Pack) -> dict[str, Any]:
-    settings, theirs = dict(pack.manifest.settings), new.manifest.settings
-    tables = bring_tables(pack.path, new, find_tables(pack.manifest))
+def _settings(pack: Pack, joined: join.Joined) -> dict[str, Any]:
+    settings, new = dict(pack.manifest.settings), joined.pack
+    tables = bring_tables(pack.path, new, find_tables(pack.manifest), prefix=joined.prefix)
     if tables:
         settings["tables"] = [*settings.get("tables", ()), *tables]
+    theirs = new.manifest.settings
     settings["rejected"] = settings.get("rejected", 0) + theirs.get("rejected", 0)
     one = {"samples": len(new), "shards": len(new.manifest.shards), "plan": theirs.get("plan")}
     settings["appended"] = [*settings.get("appended", ()), one]
@@ -429,20 +540,28 @@ def _settings(pack: Pack, new: Pack) -> dict[str, Any]:
 
 
 def _summarise(
-    arrivals: Arrivals, pack: Pack, manifest: Manifest, packed: PackResult, unassigned: tuple[str, ...]
+    source: str,
+    pack: Pack,
+    manifest: Manifest,
+    unassigned: tuple[str, ...],
+    packed: PackResult | None = None,
+    *,
+    skipped: int = 0,
 ) -> AppendResult:
     before, after = pack.manifest.field("label"), manifest.field("label")
     old = set(before.classes or ()) if before is not None else set()
+    new = manifest.shards[len(pack.manifest.shards) :]
     return AppendResult(
-        source=arrivals.root,
+        source=source,
         pack=str(pack.path),
         samples=manifest.samples,
-        added=packed.samples,
-        skipped=arrivals.skipped,
-        shards=packed.shards,
-        size_bytes=packed.size_bytes,
+        added=manifest.samples - len(pack),
+        skipped=skipped,
+        shards=len(new),
+        size_bytes=sum(shard.size_bytes + shard.index.size_bytes for shard in new),
         seconds=0.0,
         new_classes=tuple(c for c in (after.classes or () if after is not None else ()) if c not in old),
-        rejected=packed.rejected,
+        rejected=() if packed is None else packed.rejected,
         unassigned=unassigned,
+        refers=packed is None,
     )

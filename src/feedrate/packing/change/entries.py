@@ -53,7 +53,7 @@ FOLDER_NAME = ".reindexing"
 # What is read at a time.
 _BLOCK_BYTES = 2**24
 _MADE = re.compile(r"[0-9]{5,}-[0-9a-f]{8}-[0-9]+\.arrow")
-# Parts of an index as `pack`, `index`, `append`, `merge` and this module name them.
+# Parts of an index as `pack`, `index`, `append` and this module name them.
 _PART = re.compile(r"(shard|index)-[0-9]{5,}(\.[0-9a-f]{16})?\.arrow")
 
 
@@ -218,7 +218,7 @@ def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callab
             )
             write_manifest(pack.path, manifest)
     elif find_entries(manifest.settings) != bytes_per_entry:
-        # Merged of packs that agree where their settings do not: what is appended shall agree, too.
+        # Joined packs that agree where their settings do not: what is appended shall agree, too.
         settings = {k: v for k, v in manifest.settings.items() if k != "entries"}
         manifest = dataclasses.replace(manifest, settings={**settings, **dump_entries(bytes_per_entry)})
         write_manifest(pack.path, manifest)

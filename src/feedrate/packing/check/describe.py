@@ -245,7 +245,7 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
 
 
 def _list_entries(pack: Pack) -> tuple[int, ...]:
-    """Return how far apart entry points are, in bytes: packs that were merged may differ."""
+    """Return how far apart entry points are, in bytes: packs that were joined may differ."""
     has_any = any(f.kind is Kind.IMAGE and f.coding is not Coding.RAW for f in pack.manifest.fields)
     if not has_any or not pack.manifest.settings.get("scan", True):
         return ()

@@ -40,8 +40,7 @@ from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source
 from feedrate.remote.copier import fetch
-from feedrate.remote.fetch import find_patiently
-from feedrate.remote.index_files import origin
+from feedrate.remote.fetch import find_patiently, origin
 from feedrate.remote.trust import check_addresses
 from feedrate.source.values import UnusableValue
 

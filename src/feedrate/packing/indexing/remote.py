@@ -19,7 +19,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ from feedrate.remote.fetch import FetchedPlace, find_patiently
 from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
 from feedrate.source.record import Spool
+
+Fields = tuple[Field, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Survey:
     """
 
     records: int
-    fields: tuple[Field, ...]
+    fields: Fields
     rejected: tuple[Rejection, ...]
     left_out: Mapping[str, str]
     ignored: Mapping[str, int]
@@ -196,7 +198,7 @@ def _digest_shards(shards: Shards, bytes_per_entry: int) -> str:
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
-def unite_fields(surveys: Sequence[Survey]) -> tuple[Field, ...]:
+def unite_fields(surveys: Sequence[Survey]) -> Fields:
     """Return the fields of all shards: numbers and classes of all, without what one of them leaves out.
 
     Raises:
@@ -231,54 +233,39 @@ def _unite_numbers(name: str, surveys: Sequence[Survey]) -> Field:
     return Field(name, Kind.NUMBER, dtype=dtype, classes=tuple(sorted(classes)) if classes else None)
 
 
-@dataclass(frozen=True, slots=True)
-class SettleTask:
-    """A part of a survey that becomes part `number` of the index."""
-
-    survey: SurveyTask
-    part: int
-    number: int
-    first_number: int
-    before: tuple[Field, ...]
-    fields: tuple[Field, ...]
-    plan: str
-
-
-def settle(task: SettleTask) -> None:
-    """Write a part of the index: with the numbers of all samples, and the classes of all shards."""
-    data = task.survey.part_path(task.part).read_bytes()
-    part = parse_part(data, task.before, name=task.survey.part_path(task.part).name)
-    rows = np.zeros(len(part.rows), row_dtype(task.fields))
-    for name in rows.dtype.names or ():
-        rows[name] = part.rows[name]
-    rows["number"] += task.first_number
-    before = {field.name: field for field in task.before}
-    for field in task.fields:
-        if field.classes is not None:
-            numbers = {text: number for number, text in enumerate(field.classes)}
-            here = np.array([numbers[text] for text in before[field.name].classes or ()], np.int64)
-            rows[field.name] = here[part.rows[field.name]]
-    names = ["key", *(name for field in task.fields for name in field.variable_columns())]
-    variable = {name: part.variable[name] for name in names}
-    path = Path(task.survey.target) / local.index_name(task.number)
-    write_part(path, task.fields, Part(rows, variable, {**part.metadata, "plan": task.plan}))
-
-
-def read_settled(task: SettleTask) -> ShardDone:
-    """Return what `settle` wrote.
+def _settle(
+    task: SurveyTask, found: Survey, part: int, number: int, first_number: int, fields: Fields, plan: str
+) -> ShardDone:
+    """Make a part of a survey part `number` of the index: with the numbers of all, and all shards' classes.
 
     Raises:
         StorageError: it is not there any more.
     """
-    file = task.survey.file
-    folder, _, name = task.survey.shards.address(file).rpartition("/")
-    part = local.index_name(task.number)
-    done = read_part_done(Path(task.survey.target), part, name, task.plan, RANGES)
+    source = task.part_path(part)
+    before = parse_part(source.read_bytes(), found.fields, name=source.name)
+    rows = np.zeros(len(before.rows), row_dtype(fields))
+    for name in rows.dtype.names or ():
+        rows[name] = before.rows[name]
+    rows["number"] += first_number
+    own_classes = {field.name: field.classes or () for field in found.fields}
+    for field in fields:
+        if field.classes is not None:
+            numbers = {text: number for number, text in enumerate(field.classes)}
+            here = np.array([numbers[text] for text in own_classes[field.name]], np.int64)
+            rows[field.name] = here[before.rows[field.name]]
+    names = ["key", *(name for field in fields for name in field.variable_columns())]
+    variable = {name: before.variable[name] for name in names}
+    target = Path(task.target) / local.index_name(number)
+    write_part(target, fields, Part(rows, variable, {**before.metadata, "plan": plan}))
+    folder, _, name = task.shards.address(task.file).rpartition("/")
+    done = read_part_done(target.parent, target.name, name, plan, RANGES)
     if done is None:
-        raise StorageError(
-            f"{task.survey.target} changed while it was written", hint="run the same command again"
-        )
-    return done._replace(shard=dataclasses.replace(done.shard, folder=folder, mtime_ns=file.mtime_ns))
+        raise _changed(target.parent)
+    return done._replace(shard=dataclasses.replace(done.shard, folder=folder, mtime_ns=task.file.mtime_ns))
+
+
+def _changed(folder: Path) -> StorageError:
+    return StorageError(f"{folder} changed while it was written", hint="run the same command again")
 
 
 def index_remote(
@@ -295,68 +282,44 @@ def index_remote(
     with unfinished.own_folder(folder):
         local.check_indexed(folder, source)
         shards = find_shards(source, options)
-        digest = _digest_shards(shards, bytes_per_entry)
+        digest, settings = _digest_shards(shards, bytes_per_entry), local.make_settings(bytes_per_entry)
         remove_temporaries(folder)
         size_bytes = sum(file.size_bytes for file in shards.files)
         fingerprint = {"files": len(shards.files), "bytes": size_bytes, "digest": digest}
-        unfinished.begin(folder, local.make_settings(bytes_per_entry), fingerprint)
+        unfinished.begin(folder, settings, fingerprint)
         with explained(folder):
             (folder / unfinished.SURVEYS_NAME).mkdir(exist_ok=True)
-        result = _index(shards, folder, digest, workers, watch, bytes_per_entry)
+        tasks = [
+            SurveyTask(shards.pick(number), number, str(folder), digest, bytes_per_entry)
+            for number in range(len(shards.files))
+        ]
+        missing = [task for task in tasks if find_survey(task) is None]
+        report = report_tasks("indexing", tasks, missing, watch, "shard")
+        size_bytes = sum(task.source_bytes for task in missing)
+        list(run_tasks(survey, missing, workers=workers, size_bytes=size_bytes, watch=report))
+        found = [one for task in tasks if (one := find_survey(task)) is not None]
+        if len(found) < len(tasks):
+            raise _changed(folder)
+        rejected = tuple(r for one in found for r in one.rejected)
+        if not any(one.checksums for one in found):
+            local.remove_all(folder, 0)
+            raise local.nothing_to_index(shards.root, rejected)
+        fields = unite_fields(found)
+        plan = digest_plan(digest, fields, settings)
+        done: list[ShardDone] = []
+        first_number = 0
+        for task, one in zip(tasks, found, strict=True):
+            for part in range(len(one.checksums)):
+                done.append(_settle(task, one, part, len(done), first_number, fields, plan))
+            first_number += one.records
+        result = local.conclude(folder, fields, done, rejected, {**settings, "plan": plan})
         unfinished.finish(folder)
-    return result
-
-
-def _index(
-    shards: Shards,
-    folder: Path,
-    digest: str,
-    workers: int | None,
-    watch: Callable[[Tick], None],
-    bytes_per_entry: int,
-) -> IndexResult:
-    tasks = [
-        SurveyTask(shards.pick(number), number, str(folder), digest, bytes_per_entry)
-        for number in range(len(shards.files))
-    ]
-    missing = [task for task in tasks if find_survey(task) is None]
-    report = report_tasks("indexing", tasks, missing, watch, "shard")
-    size_bytes = sum(task.source_bytes for task in missing)
-    list(run_tasks(survey, missing, workers=workers, size_bytes=size_bytes, watch=report))
-    found = [one for task in tasks if (one := find_survey(task)) is not None]
-    if len(found) < len(tasks):
-        raise StorageError(f"{folder} changed while it was written", hint="run the same command again")
-    rejected = tuple(r for one in found for r in one.rejected)
-    if not any(one.checksums for one in found):
-        local.remove_all(folder, 0)
-        raise local.nothing_to_index(shards.root, rejected)
-    fields, settings = unite_fields(found), local.make_settings(bytes_per_entry)
-    plan = digest_plan(digest, fields, settings)
-    settling = list(_list_parts(tasks, found, fields, plan))
-    for part in settling:
-        settle(part)
-    done = [read_settled(task) for task in settling]
-    result = local.conclude(folder, fields, done, rejected, {**settings, "plan": plan})
-    ignored: Counter[str] = Counter()
-    for one in found:
-        ignored.update(one.ignored)
     todo = {task.number for task in missing}
+    known = (one for task, one in zip(tasks, found, strict=True) if task.number not in todo)
+    ignored = sum((Counter(one.ignored) for one in found), Counter[str]())
     return dataclasses.replace(
         result,
-        resumed_parts=sum(
-            len(one.checksums) for task, one in zip(tasks, found, strict=True) if task.number not in todo
-        ),
+        resumed_parts=sum(len(one.checksums) for one in known),
         left_out={name: why for one in found for name, why in one.left_out.items()},
         ignored=dict(sorted(ignored.items())),
     )
-
-
-def _list_parts(
-    tasks: Sequence[SurveyTask], found: Sequence[Survey], fields: tuple[Field, ...], plan: str
-) -> Iterator[SettleTask]:
-    number = first_number = 0
-    for task, one in zip(tasks, found, strict=True):
-        for part in range(len(one.checksums)):
-            yield SettleTask(task, part, number, first_number, one.fields, fields, plan)
-            number += 1
-        first_number += one.records

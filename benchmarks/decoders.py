@@ -1,38 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`feedrate bench kernel`: decoders against each other, in images per second of CPU time on one thread.
+"""How many images per second of CPU time, decoder against decoder on one thread, and which step takes it?
 
 The decoders are those that people train with, each doing the same job: read, decode, crop, resize, flip.
 Every one reads its file from the page cache; only feedrate checks a crc. Those called `reduced` let libjpeg
 decode at a half, a quarter or an eighth where the crop allows it: fast on large pictures, and other pixels.
 Where the kernel's time goes is found by its own profile where it has one, else by subtraction of whole calls.
+simplejpeg and OpenCV take part where they are installed.
+
+    python benchmarks/decoders.py [FOLDER|PACK] --json benchmarks/results/kernel-made.json
+
+Without a source it makes photographs of 0.2 megapixel, pictures of 12 megapixels as cameras write them (4:2:0
+and quality 92, about 4 MB; soft at the scale of single pixels, under the noise of a sensor), and PNG files.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
+import json
 import math
-import os
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
+from threads import say
 
 from feedrate import kernel
-from feedrate.bench.results import KernelResult, KernelSet, KernelStage, KernelStanding
-from feedrate.bench.rounds import Clock, Say
-from feedrate.errors import SourceError, UsageError
-from feedrate.filters import BILINEAR, FILTERS, check_filter
+from feedrate.errors import SourceError
+from feedrate.filters import BILINEAR, FILTERS
 from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.kernel.pillow import Box
-from feedrate.lab.photographs import SETS, write_set
+from feedrate.lab.photographs import CLASSES, F32, cut_texture, draw_scene, make_photograph
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.loader.samples import (
@@ -44,15 +52,73 @@ from feedrate.loader.samples import (
     pick,
 )
 from feedrate.machine.describe import describe_machine
+from feedrate.machine.results import Machine
+from feedrate.progress import Rejection
 from feedrate.source.folders import find_images
 from feedrate.stats import median, median_ratio, spread
-from feedrate.units import printable
 
+Clock = Callable[[], float]
 FEEDRATE, PILLOW = "feedrate", "Pillow"
 SOURCE_IMAGES = 100  # of a folder or a pack, unless the user says otherwise
 _JPEG = b"\xff\xd8"
 # (file, entries, *, box, size, repeats, filter_) -> seconds of each step
 Profile = Callable[..., Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStage:
+    """A step of decoding: CPU time per image, and what exactly was timed."""
+
+    name: str
+    cpu_s_per_image: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStanding:
+    """One decoder on one thread.
+
+    Attributes:
+        images_per_cpu_s: median over the rounds; `slow` and `fast` are quartiles.
+        ratio: feedrate's images per CPU second over this one's, median over paired rounds.
+        mean_psnr_db: against Pillow, over images that differ; None: every pixel is equal.
+        cpu_s: of each round, all images once.
+    """
+
+    contestant: str
+    images_per_cpu_s: float
+    slow_images_per_cpu_s: float
+    fast_images_per_cpu_s: float
+    ratio: float
+    mean_psnr_db: float | None
+    lowest_psnr_db: float | None
+    cpu_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSet:
+    """One set of images. `left_out`: decoders that did not run, and why."""
+
+    name: str
+    images: int
+    mean_megapixels: float
+    mean_bytes: float
+    by_pillow: Mapping[str, int]
+    standings: tuple[KernelStanding, ...]
+    stages: tuple[KernelStage, ...]
+    left_out: Mapping[str, str]
+    rejected: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResult:
+    """`feedrate bench kernel`."""
+
+    image_side: int
+    rounds: int
+    sets: tuple[KernelSet, ...]
+    machine: Machine
+    interpolation: str = "bilinear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,53 +304,39 @@ def on_one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class KernelOptions:
-    """`images`: per set; None: as many as the set has. `allow_addresses`: where a pack's files may be."""
+    """`images`: per set; None: as many as the set has."""
 
     images: int | None = None
     side: int = 224
     rounds: int = 10
     seed: int = 0
-    allow_addresses: tuple[str, ...] = ()
     interpolation: str = "bilinear"
 
-    def __post_init__(self) -> None:
-        check_filter(self.interpolation, "bench kernel")
-        for name, flag in (("images", "--images"), ("side", "--size"), ("rounds", "--rounds")):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{flag} must be at least 1, got {value}")
 
-
-def bench_source(source: str, options: KernelOptions, *, say: Say) -> KernelResult:
-    """Compare on images of a folder, a file or a pack.
-
-    Raises:
-        NotFound: there is nothing of that name.
-        SourceError: it holds no image that can be decoded.
-    """
-    name = printable(os.fsencode(source))
+def bench_source(source: str, options: KernelOptions) -> KernelResult:
+    """Compare on images of a folder, a file or a pack."""
     wanted = SOURCE_IMAGES if options.images is None else options.images
     if is_pack(source):
-        pack = open_anywhere(source, allow_addresses=options.allow_addresses)
+        pack = open_anywhere(source)
         try:
             with open_pack(pack, pick(len(pack), wanted, options.seed)) as samples:
-                return _finish([bench_set(name, samples, options, say=say)], options)
+                return _finish([bench_set(source, samples, options)], options)
         finally:
             pack.close()
     paths = find_images([source])
     numbers = pick(len(paths), wanted, options.seed)
     with open_files([paths[i] for i in numbers], numbers) as samples:
-        return _finish([bench_set(name, samples, options, say=say)], options)
+        return _finish([bench_set(source, samples, options)], options)
 
 
-def bench_made(names: Sequence[str], options: KernelOptions, *, say: Say) -> KernelResult:
+def bench_made(names: Sequence[str], options: KernelOptions) -> KernelResult:
     """Compare on sets of images that are made here, and removed at the end."""
     sets = []
     with tempfile.TemporaryDirectory(prefix="feedrate-bench-") as folder:
         for name in names:
-            say(f"making {SETS[name].what} images in {folder} (removed at the end)" if name in SETS else name)
+            say(f"making {SETS[name].what} images in {folder} (removed at the end)")
             with open_files(write_set(name, Path(folder), options.images)) as samples:
-                sets.append(bench_set(name, samples, options, say=say))
+                sets.append(bench_set(name, samples, options))
     return _finish(sets, options)
 
 
@@ -293,7 +345,6 @@ def bench_set(
     samples: Samples,
     options: KernelOptions,
     *,
-    say: Say,
     decoders: Sequence[Decoder] = DECODERS,
     clock: Clock = time.process_time,
 ) -> KernelSet:
@@ -307,7 +358,7 @@ def bench_set(
         say(f"{name}: every decoder once, to warm up and to compare pixels")
         pictures, left_out = _try_decoders(task, decoders)
         running = [decoder for decoder in decoders if decoder.name in pictures]
-        seconds = _run_rounds(name, task, running, options.rounds, say=say, clock=clock)
+        seconds = _run_rounds(name, task, running, options.rounds, clock=clock)
         by_pillow, taken = _find_taken(task)
         stages = measure_stages(task, taken, rounds=options.rounds, clock=clock, profile=find_profile())
     widths, heights = task.geometry.sides
@@ -350,7 +401,7 @@ def _try_decoders(task: Task, decoders: Sequence[Decoder]) -> tuple[dict[str, U8
 
 
 def _run_rounds(
-    name: str, task: Task, decoders: Sequence[Decoder], rounds: int, *, say: Say, clock: Clock
+    name: str, task: Task, decoders: Sequence[Decoder], rounds: int, *, clock: Clock
 ) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {decoder.name: [] for decoder in decoders}
     out = task.make_out()
@@ -488,3 +539,120 @@ def _decode_crops(task: Task, taken: I64, buffer: U8) -> None:
         out = buffer[: height * width * 3].reshape(1, height, width, 3)
         one = np.array([i], np.int64)
         task.samples.decode_chosen(one, task.geometry.take(one), out)
+
+
+WIDTH, HEIGHT = 4000, 3000
+QUALITY = 92
+_ENLARGED = 4  # each pixel of the texture becomes this many across
+_SENSOR_NOISE = 4.0  # levels; what is left of it after a camera's own denoising
+
+
+def make_camera_picture(number: int, *, seed: int = 0, width: int = WIDTH, height: int = HEIGHT) -> bytes:
+    """Return picture `number`; it depends on the seed, the number and the size alone."""
+    rng = np.random.default_rng((seed, number, width))
+    scene = draw_scene(rng, number % len(CLASSES), width, height).convert("YCbCr")
+    contrast = 20.0 * math.exp(rng.normal(0, 0.3))
+    strength = np.exp(0.9 * _draw_texture(rng, "slow", width, height)) * contrast
+    planes = []
+    for plane, share in zip(scene.split(), (1.0, 0.16, 0.16), strict=True):
+        values = np.asarray(plane, np.float32) + share * strength * _draw_texture(rng, "rough", width, height)
+        if share == 1.0:
+            values += _SENSOR_NOISE * rng.standard_normal((height, width), np.float32)
+        planes.append(Image.fromarray(np.clip(values, 0, 255, out=values).astype(np.uint8)))
+    out = io.BytesIO()
+    Image.merge("YCbCr", planes).save(out, "JPEG", quality=QUALITY, subsampling=2)
+    return out.getvalue()
+
+
+def _draw_texture(rng: np.random.Generator, kind: str, width: int, height: int) -> F32:
+    small = cut_texture(rng, kind, -(-width // _ENLARGED), -(-height // _ENLARGED))
+    large = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(large)
+
+
+def _make_png(number: int) -> bytes:
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(make_photograph(number).jpeg)) as image:
+        image.save(out, "PNG")
+    return out.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeSet:
+    """`images`: how many, unless the user says otherwise: enough to be typical, few enough to be quick."""
+
+    images: int
+    suffix: str
+    make: Callable[[int], bytes]
+    what: str
+
+
+SETS = {
+    "photographs": MadeSet(100, ".jpg", lambda n: make_photograph(n).jpeg, "0.2-megapixel JPEG"),
+    "camera": MadeSet(6, ".jpg", make_camera_picture, "12-megapixel JPEG, 4:2:0"),
+    "png": MadeSet(30, ".png", _make_png, "0.2-megapixel PNG"),
+}
+
+
+def write_set(name: str, folder: Path, images: int | None) -> list[str]:
+    """Make a set's files in `folder`; return their paths."""
+    made = SETS[name]
+    paths = []
+    for number in range(made.images if images is None else images):
+        path = folder / f"{name}-{number:04d}{made.suffix}"
+        path.write_bytes(made.make(number))
+        paths.append(str(path))
+    return paths
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", nargs="?")
+    parser.add_argument("--set", choices=tuple(SETS), action="append", dest="sets")
+    parser.add_argument("--images", type=int, help="of each set (default: 100; camera 6, png 30)")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--interpolation", default="bilinear", choices=tuple(FILTERS))
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    options = KernelOptions(
+        arguments.images, arguments.size, arguments.rounds, interpolation=arguments.interpolation
+    )
+    result = (
+        bench_source(arguments.source, options)
+        if arguments.source
+        else bench_made(arguments.sets or tuple(SETS), options)
+    )
+    for one in result.sets:
+        print_set(one)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(asdict(result), indent=1) + "\n")
+    return 0
+
+
+def print_set(one: KernelSet) -> None:
+    print(
+        f"\n{one.name}: {one.images} images of {one.mean_megapixels:.1f} megapixel, "
+        f"{one.mean_bytes:,.0f} bytes"
+    )
+    for standing in one.standings:
+        psnr = "equal" if standing.mean_psnr_db is None else f"{standing.mean_psnr_db:.1f} dB"
+        print(
+            f"  {standing.contestant:22} {standing.images_per_cpu_s:9,.1f} images/CPU s "
+            f"({standing.slow_images_per_cpu_s:,.1f}-{standing.fast_images_per_cpu_s:,.1f}), feedrate is "
+            f"{standing.ratio:.2f}x; PSNR to Pillow: {psnr}"
+        )
+    for stage in one.stages:
+        print(f"  {stage.name:22} {1e6 * stage.cpu_s_per_image:9,.1f} us  {stage.what}")
+    for name, why in one.left_out.items():
+        print(f"  left out: {name}: {why}")
+    if one.by_pillow:
+        print(f"  decoded by Pillow: {one.by_pillow}")
+    for rejected in one.rejected:
+        print(f"  not decoded by anyone: {rejected.path}: {rejected.reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
