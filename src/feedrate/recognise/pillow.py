@@ -158,7 +158,6 @@ def _read_resized(crops: list[Call], boxes: list[Any], resizes: list[Call]) -> l
 
 
 def _square(name: str, side: int, filter_: str, crop: str) -> list[Operation]:
-    """Return the two steps that make a square of the middle."""
     short = Operation("resize-short", name, {"size": side, "interpolation": filter_})
     return [short, Operation("center-crop", crop, {"size": side})]
 
@@ -171,14 +170,12 @@ def _read_whole(targets: list[Any], sources: list[Any], filter_: str, is_fixed: 
         for target, source in zip(targets, sources, strict=True)
     )
     are_many = len({tuple(one) for one in sources}) > 1
-    if len(shorter) == 1 and is_kept and not (is_fixed and are_many):
-        size: Any = shorter.pop()
-    elif is_fixed:
-        size = read_size(targets[0][::-1])
-        return Operation("resize", "Image.resize", {"size": size, "interpolation": filter_})
-    else:
+    is_short = len(shorter) == 1 and is_kept and not (is_fixed and are_many)
+    if not is_short and not is_fixed:
         return _own("Image.resize")
-    return Operation("resize-short", "Image.resize", {"size": size, "interpolation": filter_})
+    size = shorter.pop() if is_short else read_size(targets[0][::-1])
+    kind = "resize-short" if is_short else "resize"
+    return Operation(kind, "Image.resize", {"size": size, "interpolation": filter_})
 
 
 def _drawn_crop(placed: list[tuple[Any, Box]], size: Any, filter_: str) -> Operation:

@@ -60,7 +60,6 @@ class Session:
         self._begin(Ring(""))
 
     def _begin(self, ring: Ring) -> None:
-        """Begin in a process of its own."""
         self.ring = ring
         self.role = "other"
         self.is_worker = False

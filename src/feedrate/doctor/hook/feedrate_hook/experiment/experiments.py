@@ -215,7 +215,6 @@ class Experiments:
         return taken
 
     def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
-        """Return batches to be replayed."""
         states = loader_clone.RandomStates()
         drained = batches.Drained()
         if other_loaders.is_pack_loader(loader):

@@ -187,7 +187,6 @@ class Fetching:
 
 
 def _begin(worker: int) -> None:
-    """The first fetch of this process."""
     if worker >= 0:
         parts.end_prelude(is_forgotten=True)
         session.is_worker = True

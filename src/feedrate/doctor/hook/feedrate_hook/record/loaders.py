@@ -42,8 +42,6 @@ class _Making:
 
 
 class _Iterator:
-    """What is known about an iterator."""
-
     def __init__(self, number: int, is_indexed: bool) -> None:
         self.number = number  # no other has it, as an address might
         self.is_indexed = is_indexed  # each batch is made from an index list
