@@ -117,7 +117,7 @@ class Fetching:
             # Hugging Face's iterable datasets say how many shards they have.
             shards = getattr(getattr(_worker_info(), "dataset", None), "num_shards", None)
             shards = shards if isinstance(shards, int) else None
-            session.facts("worker-ended", batches=batches, shards=shards)
+            session.facts("worker-ended", worker_id=worker, batches=batches, shards=shards)
         except Exception as error:
             session.trouble("fetch", error)
 

@@ -42,15 +42,11 @@ class Remains:
 
     def __init__(self, iterator: Any) -> None:
         self._index_sampler = iterator._index_sampler
-        self.dataset = iterator._dataset
-        self.collate_fn = iterator._collate_fn
-        self.drop_last = iterator._drop_last
-        self.num_workers = iterator._num_workers
-        self.pin_memory = iterator._pin_memory
-        self.timeout = iterator._timeout
-        self.persistent_workers = iterator._persistent_workers
-        self.prefetch_factor = getattr(iterator, "_prefetch_factor", None)
-        self.worker_init_fn = getattr(iterator, "_worker_init_fn", None)
+        for name in (
+            "dataset", "collate_fn", "drop_last", "num_workers", "pin_memory", "timeout",
+            "persistent_workers", "prefetch_factor", "worker_init_fn",
+        ):  # fmt: skip
+            setattr(self, name, getattr(iterator, f"_{name}", None))
         self.batch_sampler = iterator._index_sampler if iterator._auto_collation else None
         self.sampler = getattr(self.batch_sampler, "sampler", iterator._index_sampler)
         self.batch_size = getattr(self.batch_sampler, "batch_size", None)

@@ -104,8 +104,7 @@ class Device(Noted):
             wall = round(first.elapsed_time(last) * 1e6)
             before = round(first.elapsed_time(forward) * 1e6) if forward is not None else 0
             inside = round(forward.elapsed_time(forward_end) * 1e6) if forward_end is not None else 0
-            idle = -1 if kind == layout.DEVICE else 0
-            session.ring.write(kind, 0, start_ns, wall, a=before, b=idle, c=inside, phase=phase)
+            session.ring.write(kind, 0, start_ns, wall, a=before, c=inside, phase=phase)
             # In this order nobody needs `first` any more: a wait's entry was the end of the step before it.
             self._pool += [event for event in (first, forward, forward_end) if event is not None]
         while len(pending) > _MOST_PENDING:
