@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .operations import LEFT_OUT, Operation, read_filter, read_size
+from .operations import LEFT_OUT, Operation, plain, read_filter, read_size
 
 Call = Mapping[str, Any]
 Box = tuple[float, ...]  # left, top, right, bottom
@@ -68,7 +68,7 @@ def _without_asides(sample: Sequence[Call]) -> list[Call]:
 
 def _is_flip(call: Call) -> bool:
     # 0: Image.Transpose.FLIP_LEFT_RIGHT
-    is_turned = call["call"] == "PIL.transpose" and _number(_given(call, "method")) == 0
+    is_turned = call["call"] == "PIL.transpose" and plain(_given(call, "method")) == 0
     return bool(call["call"] == "PIL.mirror" or is_turned)
 
 
@@ -217,7 +217,7 @@ def _read_fit(column: list[Call]) -> list[Operation]:
 def _filter(call: Call) -> str:
     """Return the filter's word, empty where there is none such; Pillow's own default is bicubic."""
     value = _given(call, "method" if call["call"] == "PIL.fit" else "resample", 1)
-    word = "bicubic" if value is None else read_filter(_number(value))
+    word = "bicubic" if value is None else read_filter(plain(value))
     return word if isinstance(word, str) else ""
 
 
@@ -225,10 +225,6 @@ def _given(call: Call, name: str, at: int | None = None) -> Any:
     """Return an argument, by its place behind the image or by its name."""
     args, place = call.get("args") or [], _PLACES[name] if at is None else at
     return args[place] if len(args) > place else (call.get("named") or {}).get(name)
-
-
-def _number(value: Any) -> Any:
-    return value.get("value") if isinstance(value, Mapping) else value
 
 
 def _is_pair(value: Any) -> bool:
