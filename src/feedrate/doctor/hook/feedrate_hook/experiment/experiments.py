@@ -113,7 +113,7 @@ class Experiments:
 
     def _decide(self, seen: Seen) -> None:
         why = ""
-        if self._ranks.present() < self._ranks.size:
+        if self._ranks.count("rank") < self._ranks.size:
             why = "not every rank is watched with the same run folder"
         elif loader_clone.is_pipe(seen.loader()):
             why = "the ranks agree on the order of a data pipe whenever it begins"

@@ -57,8 +57,9 @@ class Ranks:
             with contextlib.suppress(OSError):
                 os.unlink(self._path(f"rank-{self.rank}"))
 
-    def present(self) -> int:
-        return sum(os.path.exists(self._path(f"rank-{rank}")) for rank in range(self.size))
+    def count(self, what: str) -> int:
+        """Of how many ranks that is there."""
+        return sum(os.path.exists(self._path(f"{what}-{rank}")) for rank in range(self.size))
 
     def decide(self, plan: dict[str, Any]) -> None:
         self._write("begin", plan)
@@ -85,8 +86,7 @@ class Ranks:
 
     def has_ended(self) -> bool:
         """Some other rank is over: whoever waits for it in a collective waits in vain."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        return any(os.path.exists(self._path(f"ended-{rank}")) for rank in others)
+        return self.count("ended") > os.path.exists(self._path(f"ended-{self.rank}"))
 
     def leave(self) -> None:
         """End together: a rank that goes first takes the others' connections down."""
@@ -94,9 +94,7 @@ class Ranks:
             return
         self._write(f"ended-{self.rank}", {})
         deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            if all(os.path.exists(self._path(f"ended-{rank}")) for rank in range(self.size)):
-                return
+        while time.monotonic() < deadline and self.count("ended") < self.size:
             time.sleep(0.01)
 
     def _path(self, name: str) -> str:
