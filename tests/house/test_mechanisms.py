@@ -60,7 +60,6 @@ STANDS_IN = {
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/tree.py",
-            "src/feedrate/machine/store.py",  # below files; stops in the middle of a folder
         },
     ),
     "executors": (
