@@ -64,7 +64,8 @@ def run_loader(arguments: argparse.Namespace) -> int:
     CPU time per image, memory, the time to the first batch, and whether the pixels agree.
     For it a folder is packed, and a pack or an archive unpacked, into a temporary folder.
     """
-    from feedrate.bench.loader import BenchOptions, bench_loader, require_torch
+    from feedrate.bench.loader import BenchOptions, bench_loader
+    from feedrate.lab.loader import require_torch
     from feedrate.machine.cpu import count_usable_cores
     from feedrate.report.bench import draw_bench
 

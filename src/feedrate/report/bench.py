@@ -8,7 +8,7 @@ import math
 from feedrate.bench.results import BenchResult
 from feedrate.demo.results import DemoResult
 from feedrate.loader.results import PixelCheck
-from feedrate.report.lines import Command, Line, Number, lay_out
+from feedrate.report.lines import Command, Number, lay_out
 from feedrate.units import format_bytes, format_count, format_ratio, format_seconds
 
 # Two medians on a shared machine differ by this much without a reason.
@@ -23,8 +23,7 @@ def draw_bench(result: BenchResult, width: int | None = None) -> str:
         f"{result.image_side}, batches of {result.batch_size}, {result.threads} threads or workers, "
         f"{format_count(rounds, 'round')}, files in the page cache"
     )
-    rows: list[tuple[str, ...]] = [("", "images/s", "quartiles", "CPU/image", "memory", "first batch")]
-    rows += [
+    rows = [
         (
             one.contestant,
             f"{one.images_per_s:,.0f}",
@@ -36,13 +35,16 @@ def draw_bench(result: BenchResult, width: int | None = None) -> str:
         for one in (before, after)
     ]
     ratios = (
-        after.cpu_s_per_image / before.cpu_s_per_image,
-        after.peak_memory_bytes / before.peak_memory_bytes,
-        after.first_batch_s / before.first_batch_s,
+        "ratio",
+        format_ratio(result.ratio),
+        "",
+        _ratio(after.cpu_s_per_image, before.cpu_s_per_image),
+        _ratio(after.peak_memory_bytes, before.peak_memory_bytes),
+        _ratio(after.first_batch_s, before.first_batch_s),
     )
-    rows.append(("ratio", format_ratio(result.ratio), "", *map(format_ratio, ratios)))
-    table = [(name, *map(Number, numbers)) for name, *numbers in rows]
-    return lay_out([head, "", *table, "", describe_pixels(result.pixels), describe_ratio(result)], width)
+    titles = ("", "images/s", "quartiles", "CPU/image", "memory", "first batch")
+    end = [describe_pixels(result.pixels), describe_ratio(result)]
+    return lay_out([head, "", *map(_numbers, (titles, *rows, ratios)), "", *end], width)
 
 
 def describe_pixels(pixels: PixelCheck) -> str:
@@ -69,30 +71,39 @@ def describe_ratio(result: BenchResult | DemoResult) -> str:
 
 
 def draw_demo(result: DemoResult, width: int | None = None) -> str:
-    before, after = pair = result.before, result.after
+    before, after = result.before, result.after
+    both = (before, after)
     rows = [
         ("", before.contestant, after.contestant, "ratio"),
-        ("images per second", *(f"{one.images_per_s:,.0f}" for one in pair), format_ratio(result.ratio)),
-        ("waited for data", *(f"{format_seconds(one.wait_s)} ({one.wait_share:.0%})" for one in pair),
-         _ratio(after.wait_s, before.wait_s)),
-        ("CPU time per image", *(format_seconds(one.cpu_s_per_image) for one in pair),
-         _ratio(after.cpu_s_per_image, before.cpu_s_per_image)),
-        ("peak memory", *(format_bytes(one.peak_memory_bytes) for one in pair),
-         _ratio(after.peak_memory_bytes, before.peak_memory_bytes)),
-    ]  # fmt: skip
+        ("images per second", *(f"{one.images_per_s:,.0f}" for one in both), format_ratio(result.ratio)),
+        (
+            "waited for data",
+            *(f"{format_seconds(one.wait_s)} ({one.wait_share:.0%})" for one in both),
+            _ratio(after.wait_s, before.wait_s),
+        ),
+        (
+            "CPU time per image",
+            *(format_seconds(one.cpu_s_per_image) for one in both),
+            _ratio(after.cpu_s_per_image, before.cpu_s_per_image),
+        ),
+        (
+            "peak memory",
+            *(format_bytes(one.peak_memory_bytes) for one in both),
+            _ratio(after.peak_memory_bytes, before.peak_memory_bytes),
+        ),
+    ]
     if before.accuracy is not None and after.accuracy is not None:
         compared = compare_accuracies(before.accuracy, after.accuracy, result.held_out_images)
         rows.append(("accuracy, held out", f"{before.accuracy:.1%}", f"{after.accuracy:.1%}", compared))
     packing = f"Packing {format_count(result.images, 'image')} took {format_seconds(result.pack_s)}, once."
-    lines: list[Line] = [(name, *map(Number, numbers)) for name, *numbers in rows]
-    lines += ["", describe_ratio(result), packing, "", "Next, with your own images:"]
-    lines += map(Command, (
-        "  feedrate bench loader FOLDER     the same comparison on them, without training",
-        "  feedrate pack FOLDER PACK        pack them once",
-        '  feedrate.Loader("PACK", ...)     in place of the DataLoader in your script',
-    ))  # fmt: skip
-    lines += [] if result.kept is None else ["", f"Images and pack are kept in {result.kept}"]
-    return lay_out(lines, width)
+    following = [
+        "Next, with your own images:",
+        Command("  feedrate bench loader FOLDER     the same comparison on them, without training"),
+        Command("  feedrate pack FOLDER PACK        pack them once"),
+        Command('  feedrate.Loader("PACK", ...)     in place of the DataLoader in your script'),
+    ]
+    kept = [] if result.kept is None else ["", f"Images and pack are kept in {result.kept}"]
+    return lay_out([*map(_numbers, rows), "", describe_ratio(result), packing, "", *following, *kept], width)
 
 
 def compare_accuracies(before: float, after: float, images: int) -> str:
@@ -106,3 +117,7 @@ def compare_accuracies(before: float, after: float, images: int) -> str:
 
 def _ratio(after: float, before: float) -> str:
     return format_ratio(after / before) if before else "-"
+
+
+def _numbers(row: tuple[str, ...]) -> tuple[str, ...]:
+    return (row[0], *map(Number, row[1:]))
