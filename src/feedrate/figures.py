@@ -93,8 +93,8 @@ def combine(function: Callable[..., float], figures: Mapping[str, Figure], **fix
 def vary(function: Callable[..., Sequence[Result]], *records: Any) -> list[Result]:
     """Return what `function` makes of records, with the intervals that their figures give it.
 
-    It reads the values of figures alone, and returns exact figures, or records with such; it is called once for
-    each bound of each figure.
+    It reads the values of figures alone, and returns exact figures, or records with such. It is called once
+    for each bound of each figure.
     """
     figures = dict(_list_figures(records, ()))
     results = function(*records)
