@@ -104,7 +104,7 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
         **({} if pack is None else {"pack": pack}),
         "loader": name,
         "dataset": name_of(type(dataset)),
-        "dataset_len": _length(dataset),
+        "dataset_len": length_of(dataset),
         "batch_size": field("batch_size") or getattr(batch_sampler, "batch_size", None),
         "num_workers": workers,
         **{
@@ -113,7 +113,7 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
         "context": _context(loader) if workers else None,
         "iterable": getattr(iterator, "_dataset_kind", 0) == 1,
         "takes_batches": hasattr(type(dataset), "__getitems__"),
-        "batches": _length(loader) if _is_of_torch(sampler) and _is_of_torch(batch_sampler) else None,
+        "batches": length_of(loader) if _is_of_torch(sampler) and _is_of_torch(batch_sampler) else None,
         "collate": name_of(field("collate_fn")),
         # Beside a batch sampler of the user's, torch puts one in order that nobody asks.
         "shuffle": _is_shuffled(getattr(batch_sampler, "sampler", None) or sampler),
@@ -134,9 +134,9 @@ def _find_pack(dataset: Any) -> str | None:
     return None
 
 
-def _length(thing: Any) -> int | None:
+def length_of(thing: Any) -> int | None:
     # len() of an iterable dataset's loader makes torch count and warn about it, so it is not asked.
-    iterable = session.torch.utils.data.IterableDataset
+    iterable: Any = () if session.torch is None else session.torch.utils.data.IterableDataset
     if getattr(thing, "_dataset_kind", 0) == 1 or isinstance(thing, iterable):
         return None
     try:
@@ -380,7 +380,7 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         if (chosen := _count_indices(indices)) is not None:
             layer["samples"] = chosen
             if layer["class"] == "torch.utils.data.dataset.Subset":
-                layer["of"] = _length(attributes.get("dataset"))
+                layer["of"] = length_of(attributes.get("dataset"))
         if type(several) is list and several:
             layer["datasets"] = len(several)
         layers.append(layer)
@@ -446,7 +446,7 @@ def _describe_sampler(sampler: Any, dataset: Any) -> dict[str, Any]:
     }
     kind = name_of(type(sampler))
     if kind == "torch.utils.data.sampler.SubsetRandomSampler":
-        plain.update(samples=_count_indices(attributes.get("indices")), of=_length(dataset))
+        plain.update(samples=_count_indices(attributes.get("indices")), of=length_of(dataset))
     return {"class": kind, **plain}
 
 
