@@ -28,7 +28,7 @@ from feedrate.doctor.analyse.metrics import LoaderCall, Measured
 from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Remedy
-from feedrate.loader.trial import CROPS
+from feedrate.lab.trial import CROPS
 from feedrate.recognise.pipeline import list_operations
 
 _AS_MANY = "split= takes as many of the pack's samples, and not those that the script drew"
