@@ -9,7 +9,6 @@ alone. Nobody closes fetched bytes: they end with the last object that knows the
 from __future__ import annotations
 
 import atexit
-import bisect
 import os
 import tempfile
 import threading
@@ -47,6 +46,9 @@ class Piece(NamedTuple):
     @property
     def stop(self) -> int:
         return self.offset + self.length
+
+    def is_inside(self, other: Piece) -> bool:
+        return self.file == other.file and other.offset <= self.offset and self.stop <= other.stop
 
 
 def coalesce(
@@ -322,10 +324,9 @@ class FetchedBytes:
         os.ftruncate(self._fd, self.size_bytes)
 
     def lay(self, piece: Piece, request: Piece, data: bytes) -> None:
-        """Write what a request brought of a piece."""
-        start, stop = max(piece.offset, request.offset), min(piece.stop, request.stop)
-        view = memoryview(data)[start - request.offset : stop - request.offset]
-        write_all(self._fd, view, self.places[piece] + start - piece.offset)
+        """Write a piece, of what a request brought."""
+        view = memoryview(data)[piece.offset - request.offset : piece.stop - request.offset]
+        write_all(self._fd, view, self.places[piece])
 
 
 def _remove(fd: int, path: str) -> None:
@@ -356,28 +357,28 @@ def or_nothing(future: Future[bytes]) -> Future[bytes]:
 class PendingFetch:
     """The pieces that several batches need (one list each), on their way.
 
-    `read`: asks for a range of a file. `gather`: says which ranges cover pieces.
+    `read`: asks for a range of a file.
     """
 
-    def __init__(
-        self,
-        read: Callable[[Piece], Future[bytes]],
-        wants: Sequence[Sequence[Piece]],
-        gather: Callable[[list[Piece]], list[Piece]] = coalesce,
-    ) -> None:
+    def __init__(self, read: Callable[[Piece], Future[bytes]], wants: Sequence[Sequence[Piece]]) -> None:
         users: dict[Piece, set[int]] = {}
         for batch, pieces in enumerate(wants):
             for piece in pieces:
                 users.setdefault(piece, set()).add(batch)
-        self._pieces = sorted(users)
-        self._longest = max((piece.length for piece in self._pieces), default=0)
-        self.fetched = FetchedBytes(self._pieces)
+        pieces = sorted(users)
+        self.fetched = FetchedBytes(pieces)
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
-        requests = gather([piece for piece in self._pieces if piece.length])
-        inside = [self._pieces_in(request) for request in requests]
-        batches = [set().union(*(users[p] for p in pieces)) for pieces in inside]
+        requests = coalesce(piece for piece in pieces if piece.length)
+        inside: list[list[Piece]] = [[] for _ in requests]
+        at = 0
+        for piece in pieces:  # each is in one request, and these are in the same order
+            while piece.length and not piece.is_inside(requests[at]):
+                at += 1
+            if piece.length:
+                inside[at].append(piece)
+        batches = [set().union(*(users[p] for p in some)) for some in inside]
         self._left = [0] * len(wants)  # requests that each batch still waits for
         for one in batches:
             for batch in one:
@@ -385,19 +386,6 @@ class PendingFetch:
         # What the first batch needs is asked for first.
         for i in sorted(range(len(requests)), key=lambda i: min(batches[i], default=0)):
             self._ask(read, requests[i], inside[i], batches[i])
-
-    def _pieces_in(self, request: Piece) -> list[Piece]:
-        found = []
-        at = bisect.bisect_left(self._pieces, Piece(request.file, request.stop, 0)) - 1
-        while at >= 0:
-            piece = self._pieces[at]
-            # Pieces may overlap: an earlier one may reach further.
-            if piece.file != request.file or piece.offset + self._longest <= request.offset:
-                break
-            if piece.stop > request.offset:
-                found.append(piece)
-            at -= 1
-        return found
 
     def _ask(
         self,
