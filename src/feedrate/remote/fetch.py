@@ -37,7 +37,7 @@ IN_FLIGHT = 256
 
 
 class Piece(NamedTuple):
-    """A stretch of a file; `file` is relative to its place."""
+    """A range of a file; `file` is relative to its place."""
 
     file: bytes
     offset: int
@@ -83,10 +83,10 @@ class RangeReader:
     """Reads pieces of a place's files. Connects when first used; safe for any number of threads."""
 
     def __init__(
-        self, place: Place, *, in_flight: int = IN_FLIGHT, patience: RetryPolicy | None = None
+        self, place: Place, *, in_flight: int = IN_FLIGHT, policy: RetryPolicy | None = None
     ) -> None:
-        self.place, self.patience = place, patience or RetryPolicy()
-        self.trouble = Outage(place.root, self.patience)
+        self.place, self.policy = place, policy or RetryPolicy()
+        self.outage = Outage(place.root, self.policy)
         self._in_flight = in_flight
         self._lock = threading.Lock()
         self._line: AsyncConnection | ThreadConnection | None = None
@@ -110,7 +110,7 @@ class RangeReader:
             if self._line is None:
                 from feedrate.remote.connections import open_connection  # asyncio takes a while to import
 
-                self._line = open_connection(self.place, self._in_flight, self.trouble)
+                self._line = open_connection(self.place, self._in_flight, self.outage)
                 # Before fsspec closes its sessions at exit: requests would find these closed, and say so.
                 atexit.register(self._close_at_exit)
             line = self._line
@@ -145,19 +145,19 @@ class RangeReader:
             line.close()
 
 
-def find_patiently(
-    place: Place, file: bytes, patience: RetryPolicy | None = None, trouble: Outage | None = None
+def find_with_retries(
+    place: Place, file: bytes, policy: RetryPolicy | None = None, outage: Outage | None = None
 ) -> PlacedFile | None:
     """Return a file's facts, None: it is a folder; a source that errs is asked again.
 
     Args:
-        trouble: of the source, if others ask it too: they share the time until it is given up.
+        outage: of the source, if others ask it too: they share the time until it is given up.
 
     Raises:
         NotFound: there is nothing of that name.
         StorageError: the source fails for too long.
     """
-    trouble = trouble or Outage(place.root, patience or RetryPolicy())
+    outage = outage or Outage(place.root, policy or RetryPolicy())
 
     def find() -> PlacedFile | None:
         place.forget_listings()  # storages of fsspec remember what they have listed
@@ -169,7 +169,7 @@ def find_patiently(
         # fsspec keeps connections, also those that were cut.
         place = Place(place.root, {"skip_instance_cache": True})
 
-    return Retry(trouble, place.address(file), patience).run(find, wait)
+    return Retry(outage, place.address(file), policy).run(find, wait)
 
 
 def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:
@@ -201,9 +201,9 @@ class MultiSourceReader(RangeReader):
     """Reads pieces of a place's files, and of files that are called by an address of their own."""
 
     def __init__(
-        self, place: Place, *, in_flight: int = IN_FLIGHT, patience: RetryPolicy | None = None
+        self, place: Place, *, in_flight: int = IN_FLIGHT, policy: RetryPolicy | None = None
     ) -> None:
-        super().__init__(place, in_flight=in_flight, patience=patience)
+        super().__init__(place, in_flight=in_flight, policy=policy)
         self._each_in_flight = in_flight
         self._others: dict[str, RangeReader] = {}
         self._known: dict[bytes, tuple[RangeReader, bytes]] = {}
@@ -229,7 +229,7 @@ class MultiSourceReader(RangeReader):
             NotFound, StorageError: it is not there, or nobody answers.
         """
         reader, name = self._find(file) if is_address(os.fsdecode(file)) else (self, file)
-        found = find_patiently(reader.place, name, OPENING, reader.trouble)
+        found = find_with_retries(reader.place, name, OPENING, reader.outage)
         return -1 if found is None else found.size_bytes
 
     def readers(self) -> list[RangeReader]:
@@ -244,7 +244,7 @@ class MultiSourceReader(RangeReader):
             with self._making:
                 reader = self._others.get(root)
                 if reader is None:
-                    reader = RangeReader(Place(root), in_flight=self._each_in_flight, patience=self.patience)
+                    reader = RangeReader(Place(root), in_flight=self._each_in_flight, policy=self.policy)
                     self._others[root] = reader
                     if self._closed:
                         reader.close()
