@@ -331,7 +331,7 @@ class Copy:
             os.utime(fd, ns=(self.files[name].mtime_ns, self.files[name].mtime_ns))
 
     def land_together(self, names: Sequence[str]) -> None:
-        """Give parts that are whole and checked, with their modes set, their final names once all are durable."""
+        """Give parts that are whole, checked and have their modes their final names once all are durable."""
         sync_files([self.part(name) for name in names])
         for name in names:
             self._rename(name)
