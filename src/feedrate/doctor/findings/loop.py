@@ -7,26 +7,20 @@ from statistics import median
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.stacks import is_in_loop
-from feedrate.doctor.findings.evidence import (
-    VECTORISED,
-    WORTH_A_VERDICT,
-    WORTH_TELLING,
-    Evidence,
+from feedrate.doctor.findings.evidence import VECTORISED, WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
+from feedrate.doctor.findings.loader import word_place
+from feedrate.doctor.findings.prediction import change, make_remedy, shortened
+from feedrate.doctor.findings.step_parts import (
     before_forward_s,
-    change,
     copying_s,
     freeing_s,
     header_share,
     idle_share,
     launching_s,
-    make_remedy,
-    percent,
     readback_s,
-    shortened,
     sync_s,
     write_s,
 )
-from feedrate.doctor.findings.loader import word_place
 from feedrate.doctor.results import GAIN_WORTH_NAMING, Remedy
 from feedrate.model.pipeline import around, best_workers, without
 from feedrate.units import format_bytes, format_count, format_seconds
