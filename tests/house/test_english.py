@@ -48,7 +48,7 @@ OTHERS_SAY = {
 WAITING = {
     ("doctor/compare.py", "'the host'"),  # the value of a fact
     ("doctor/compare.py", "' on '"),  # a model and its device in one fact
-    ("doctor/findings/evidence.py", "'for '"),  # a line of the user's source
+    ("doctor/findings/step_parts.py", "'for '"),  # a line of the user's source
     ("packing/check/quality.py", "in text"),  # classify(reason)
     ("packing/check/quality.py", "text.startswith"),
     ("packing/recode.py", "'all images'"),  # stands in pack.json: a code of the format by now
