@@ -513,17 +513,11 @@ def pack_files(m: Measured) -> Remedy | None:
     blocked = m.samples.read_blocked
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
     if share < 0.05:
-        # With feedrate's decoder on top it may: that is a remedy of its own.
+        # With feedrate's decoder on top it may help: that is a remedy of its own.
         decoder = decode_faster(m)
-        alone = (
-            "packing alone"
-            if decoder is not None and decoder.predicted_speedup > GAIN_WORTH_NAMING
-            else "packing"
-        )
-        return Remedy(
-            "pack", "pack the files", 1.0, 1.0, 1.02, command=None,
-            note=f"{alone} will not help: reads are {share:.0%} of the time",
-        )  # fmt: skip
+        alone = " alone" if decoder is not None and decoder.helps else ""
+        why = f"reads are {share:.0%} of the time"
+        return Remedy("pack", f"pack the files{alone}", 1.0, 1.0, 1.02, command=None, note=why)
     # Small files cost round trips: open, read, close. A pack is read in ranges that are known in advance.
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
     now = m.pipeline

@@ -384,7 +384,7 @@ def halve_precision(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "half-precision", f"compute in {kind}", prediction, then, basis="measured",
         change=f"with torch.autocast('cuda', dtype=torch.{kind}): ...{scaled}",
-        note="may cost accuracy: check it",
+        note="may cost accuracy: check it" if prediction.speedup >= GAIN_WORTH_NAMING else "",
     )  # fmt: skip
 
 
@@ -404,10 +404,10 @@ def _judge_layout(ratio: float, speedup: float) -> str:
     if speedup >= GAIN_WORTH_NAMING:
         return ""
     if ratio > GAIN_WORTH_NAMING:
-        return f"channels-last will not help: tried here, a step took {ratio:.2f} times as long"
+        return f"tried here, a step took {ratio:.2f} times as long"
     if ratio < 1 / GAIN_WORTH_NAMING:
-        return "channels-last will not help: the device is not what this run waits for"
-    return "channels-last will not help: tried here, a step took as long as before"
+        return "the device is not what this run waits for"
+    return "tried here, a step took as long as before"
 
 
 def move_to_cores(m: Measured) -> Remedy | None:
