@@ -218,7 +218,7 @@ def _explain(observed: Observed, kinds: Collection[str], error: str | None) -> t
     if "loader" not in kinds:
         return (
             f"the command never made a {LOADERS}, so there was no data loading to watch",
-            f"data that a script loads by other means is not seen; {_point_to_watch(observed)}",
+            f"how a script loads its data without them cannot be observed; {_point_to_watch(observed)}",
         )
     return "the command made a loader, but never took a batch from it", None
 
@@ -230,7 +230,7 @@ def _explain_alone(observed: Observed, alone: Mapping[str, Any]) -> tuple[str, s
         f"the command made {steps:,} optimizer steps, {format_seconds(step_s)} each, and asked no {LOADERS} "
         f"for a batch{_split_alone(observed)}"
     )
-    hint = "data that a script loads by other means is not seen: give it to one of these"
+    hint = "how a script loads its data without them cannot be observed: give it to one of these"
     return message, f"{hint}; {_point_to_watch(observed)}"
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from feedrate.calls import map_in_time
 from feedrate.errors import SourceError
 from feedrate.figures import Figure, combine
 from feedrate.files.own_folder import own_folder
 from feedrate.files.tree import walk_paths
-from feedrate.in_time import map_in_time
 from feedrate.lab.store import NOT_IN_MEMORY, PATIENCE_S, find_rate
 from feedrate.machine.memory import measure_file_residency
 from feedrate.remote.addresses import Place

@@ -171,8 +171,8 @@ def _free_bytes(folder: str) -> int:
 def _measure_packing(folder: str, names: Sequence[str], sizes: Sequence[int], has_images: bool) -> Figure:
     """Return the CPU time of what packing does with a sample: read, look at, lay out, check, write."""
     from feedrate import kernel
-    from feedrate.format.byte_strings import ByteStrings
     from feedrate.format.containers.tar import member_header
+    from feedrate.format.index import ByteStrings
     from feedrate.kernel import pillow
 
     paths = ByteStrings.of([name.encode() for name in names])

@@ -25,9 +25,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
 from feedrate.figures import ASSUMED, MEASURED, Figure, combine
-from feedrate.in_time import map_in_time
 from feedrate.machine.cpu import measure_usable_cores, read_cpuset
 from feedrate.machine.disk import describe_storage, measure_scratch
 from feedrate.machine.memory import measure_open_residency

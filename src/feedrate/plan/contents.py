@@ -19,14 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from feedrate.calls import map_in_time
 from feedrate.errors import NotFound, SourceError
 from feedrate.figures import Figure
 from feedrate.format.containers import FILES
-from feedrate.format.fields import Coding, Kind
-from feedrate.format.keys import file_suffix
+from feedrate.format.fields import Coding, Kind, file_suffix
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
-from feedrate.in_time import map_in_time
 from feedrate.loader.order import count_parts
 from feedrate.loader.packs import open_pack
 from feedrate.machine.memory import measure_file_residency
@@ -36,8 +35,15 @@ from feedrate.remote.addresses import Place, explained, is_url, split_source
 from feedrate.source.bytes import Bytes
 from feedrate.source.detect import SourceKind, kind_by_name
 from feedrate.source.opening import find_files, is_pattern, open_reader
-from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value, describe_others
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import (
+    ContainerValue,
+    FileRange,
+    Reader,
+    Record,
+    UnusableValue,
+    Value,
+    describe_others,
+)
 from feedrate.units import format_count, shell_quote
 
 _MOST_SIZES = 1500  # files that are asked for their size
