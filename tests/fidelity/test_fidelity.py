@@ -17,7 +17,7 @@ from feedrate.fidelity import measuring
 from feedrate.fidelity.measuring import FidelityOptions, Pair, choose_gain, draw_pictures, measure_fidelity
 from feedrate.fidelity.results import Fidelity, ImageDifference
 from feedrate.kernel import U8
-from feedrate.loader.samples import Samples
+from feedrate.lab.decode import Samples
 from support.damage import edit_manifest, flip_byte
 from support.images import save_image
 

@@ -19,15 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
+from feedrate.draws import pick
 from feedrate.errors import NotFound, UsageError, suggest_path
 from feedrate.fidelity.results import Comparison, Fidelity, ImageDifference, Picture, Pictures
 from feedrate.filters import check_filter
 from feedrate.format.manifest import is_pack
 from feedrate.kernel import I32, U8, Status
 from feedrate.kernel.pillow import Box
-from feedrate.loader.geometry import Geometry
-from feedrate.loader.packs import open_pack as open_anywhere
-from feedrate.loader.samples import (
+from feedrate.lab.decode import (
     LARGEST_DIFFERENCE,
     LOWEST_PSNR_DB,
     Difference,
@@ -37,8 +36,9 @@ from feedrate.loader.samples import (
     decode_part,
     open_files,
     open_pack,
-    pick,
 )
+from feedrate.loader.geometry import Geometry
+from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.machine.describe import describe_machine
 from feedrate.progress import Rejection, Tick
 from feedrate.source.folders import find_images

@@ -276,4 +276,4 @@ def find_unevenness(samples: float, batch_size: float, workers: float) -> float:
     most = rounds * batch_size
     if (batches - 1) % workers < 1:  # the last round is one batch, which need not be full
         most += samples - batches * batch_size
-    return max(min(most, samples) * workers / samples, 1.0)
+    return max(workers * (min(most, samples) / samples), 1.0)
