@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import RandomErasing, RandomResizedCrop
+from feedrate.cli.output import dump_document
 from feedrate.doctor.analyse.call_draft import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.results import Diagnosis, HotLine, Remedy, TimeShare
@@ -21,7 +22,6 @@ from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
-from feedrate.report.document import dump_document
 from support.diagnoses import (
     DIAGNOSES,
     NASTY,
@@ -118,10 +118,10 @@ def test_of_a_run_that_died_before_its_first_step_it_says_what_to_do() -> None:
     assert "Would give nothing" not in page
 
 
-def test_nothing_is_said_twice_when_the_note_is_a_whole_sentence() -> None:
-    note = "packing will not help: reads are 1% of the time"
+def test_what_gives_nothing_is_named_with_the_reason() -> None:
+    note = "reads are 1% of the time"
     diagnosis = replace(make_decode_bound(), remedies=(Remedy("pack", "pack it", 1.0, 1.0, 1.0, note=note),))
-    assert f"no gain   {note}\n" in draw_diagnosis(diagnosis)
+    assert f"no gain   pack it: {note}\n" in draw_diagnosis(diagnosis)
     assert "Nothing that was predicted or tried makes this run faster." in draw_diagnosis(diagnosis)
 
 
