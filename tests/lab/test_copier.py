@@ -15,8 +15,7 @@ from feedrate.lab.copier import try_copier
 from feedrate.lab.store import Neighbours
 from feedrate.machine.process import CoreTimes
 from feedrate.model.ways import copy_s
-from feedrate.plan.outcome import complete_store, value_store
-from feedrate.plan.ways import make_plan
+from feedrate.plan.ways import complete_store, make_plan, value_store
 from feedrate.plan.what_if import parse_what_if
 from support.plans import make_node, make_store, make_survey
 

@@ -76,7 +76,7 @@ def choose_model(arguments: argparse.Namespace) -> tuple[str, float | None]:
     Raises:
         UsageError: the model is not known.
     """
-    from feedrate.model.results import check_model
+    from feedrate.model.gpus import check_model
 
     if arguments.model_rate is not None:
         return "", arguments.model_rate
