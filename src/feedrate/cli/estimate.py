@@ -19,8 +19,8 @@ from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrup
 
 _COPY = """How long copying a size, a folder or a file to another disk takes.
 
-Reads some files of the folder that is copied from, and writes trial files to the other, which
-are removed. Many small files take longer than one large one: say how many with --files.
+Reads some files of the folder that is copied from, and writes a trial file to the other, which
+is removed. Many small files take longer than one large one: say how many with --files.
 Where there is nothing to read, the numbers of 'feedrate bench machine' are used.
 """
 _EPOCH = "How long an epoch takes: read in place, from a pack, and for the device alone."
