@@ -103,8 +103,8 @@ def make_plan(
 
 def find_error(busy: str = "") -> Figure:
     """Return the factor on times that nobody can tell; `busy`: what others took while they were measured."""
-    # What was timed beside others may be done in half the time.
-    return Figure(1.0, MODEL_ERROR.low / 2, MODEL_ERROR.high, ASSUMED, busy) if busy else MODEL_ERROR
+    # Timed beside others, what waits may be done in half the time; what computes takes more while they stay.
+    return Figure(1.0, MODEL_ERROR.low / 2, 4 * MODEL_ERROR.high, ASSUMED, busy) if busy else MODEL_ERROR
 
 
 def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = False) -> tuple[str, str]:
