@@ -18,7 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"doctor", "packing", "bench", "fidelity", "plan", "watch"},
+    {"doctor", "packing", "bench", "plan", "watch"},
     {"lab", "hooking"},
     {"tensorflow", "jax"},
     {"loader"},
