@@ -25,7 +25,7 @@ import numpy as np
 
 import feedrate
 from feedrate import PackOptions, kernel, pack, set_entries
-from feedrate.format.entries import AUTO, LEAST
+from feedrate.format.fields import AUTO, LEAST
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.machine.cpu import count_usable_cores

@@ -178,7 +178,7 @@ def predict(path: str, combination: Facts, batch_size: int, scratch: str) -> Fac
     from feedrate.plan.survey import survey_dataset
     from feedrate.plan.ways import make_plan
 
-    survey = survey_dataset(path, say=say)
+    survey = survey_dataset(path, workers=combination.get("workers", 4), say=say)
     node = describe_node(path, scratch=scratch, say=say)
     plan = make_plan(
         survey, node, epochs=EPOCHS, workers=combination.get("workers", 4), batch_size=batch_size

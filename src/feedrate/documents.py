@@ -11,7 +11,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import (
     Annotated,
     Any,
@@ -30,8 +30,7 @@ Loaded = TypeVar("Loaded")
 Instead = Callable[[Any, Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """How a field stands in a document, as `Annotated[type, Stored(...)]`.
 
     Attributes:

@@ -289,7 +289,7 @@ def test_damage_on_the_disk_never_reaches_a_batch(tmp_path: Path, damage: str) -
     ):
         epochs = [list(loader)]
         (store,) = cache._stores.values()
-        spoil(store.paths[0], damage)
+        spoil(store.opened.paths[0], damage)
         with pytest.warns(RuntimeWarning, match="not what was put there"):
             epochs.append(list(loader))
         assert loader.stats().cache.damaged > 0
@@ -341,9 +341,9 @@ def test_a_flipped_bit_anywhere_is_noticed_or_not_read(tmp_path: Path) -> None:
     with Cache(ram="1MB") as cache:
         load(folder, 1, cache=cache, shuffle=False)
         (store,) = cache._stores.values()
-        length = os.stat(store.paths[0]).st_size
+        length = os.stat(store.opened.paths[0]).st_size
         for at in range(0, length, 61):
-            with open(store.paths[0], "r+b") as file:
+            with open(store.opened.paths[0], "r+b") as file:
                 file.seek(at)
                 byte = file.read(1)[0]
                 file.seek(at)

@@ -434,13 +434,13 @@ def test_memory_that_a_view_shows_is_not_given_back(monkeypatch: pytest.MonkeyPa
     for index in range(6):
         _ = dataset[index]
     held = [dataset[index]["image"] for index in (4, 5)]
-    opened = dataset._store._open()
+    opened = dataset._store.opened
     monkeypatch.setattr(opened._watch, "must_return", lambda: 10**9)
-    dataset._store.relieve()
+    dataset._store.opened.relieve()
     assert dataset.report().kept == 2
     assert [image.unique().tolist() for image in held] == [[4], [5]]
     del held
-    dataset._store.relieve()
+    dataset._store.opened.relieve()
     assert dataset.report().kept == 0
     assert [dataset[n]["image"][0, 0].item() for n in range(6)] == list(range(6))
 

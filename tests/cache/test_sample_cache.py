@@ -77,7 +77,7 @@ def test_a_shelf_is_a_dictionary_that_stops_at_its_limit(puts: list[tuple[int, i
             if fits:
                 model.setdefault(number, sample(seed, size))
         assert {n: bytes(data) for n in range(10) if (data := shelf.get(n)) is not None} == model
-        (tier,) = shelf.tier_stats()
+        (tier,) = shelf.opened.tier_stats()
         assert (tier.samples, tier.size_bytes) == (len(model), sum(map(len, model.values())))
     finally:
         shelf.close()
@@ -86,8 +86,8 @@ def test_a_shelf_is_a_dictionary_that_stops_at_its_limit(puts: list[tuple[int, i
 def test_a_sample_goes_to_the_disk_when_memory_is_full(shelve, tmp_path: Path) -> None:
     shelf = shelve(Tier("ram", 250), disk(tmp_path, 250))
     assert [shelf.put(number, sample(number)) for number in range(5)] == [True] * 4 + [False]
-    assert [tier.samples for tier in shelf.tier_stats()] == [2, 2]
-    assert [tier.samples for tier in shelf.tier_stats(np.array([0, 2, 3, 4]))] == [1, 2]
+    assert [tier.samples for tier in shelf.opened.tier_stats()] == [2, 2]
+    assert [tier.samples for tier in shelf.opened.tier_stats(np.array([0, 2, 3, 4]))] == [1, 2]
     assert all(shelf.get(number) == sample(number) for number in range(4))
 
 
@@ -103,8 +103,8 @@ def test_damaged_bytes_are_never_returned(shelve, tmp_path: Path, kind: str, dam
     shelf = shelve(RAM if kind == "ram" else disk(tmp_path))
     for number in range(3):
         shelf.put(number, sample(number))
-    offset = int(shelf.locate(np.array([1])).rows["offset"][0])
-    with open(shelf.paths[0], "r+b") as file:
+    offset = int(shelf.opened.locate(np.array([1])).rows["offset"][0])
+    with open(shelf.opened.paths[0], "r+b") as file:
         if damage == "cut":
             file.truncate(offset + 50)
         else:
@@ -113,9 +113,9 @@ def test_damaged_bytes_are_never_returned(shelve, tmp_path: Path, kind: str, dam
     assert shelf.get(0) == sample(0)
     assert shelf.get(1) is None
     assert (shelf.get(2) is None) == (damage == "cut")
-    assert shelf.damaged == (2 if damage == "cut" else 1)
+    assert shelf.opened.damaged == (2 if damage == "cut" else 1)
     # There is no second try with the same bytes; from its source it may come back.
-    assert not shelf.locate(np.array([1])).found[0]
+    assert not shelf.opened.locate(np.array([1])).found[0]
     assert shelf.put(1, sample(1))
     assert shelf.get(1) == sample(1)
 
@@ -123,7 +123,7 @@ def test_damaged_bytes_are_never_returned(shelve, tmp_path: Path, kind: str, dam
 def test_a_row_with_a_flipped_bit_is_not_used(shelve) -> None:
     shelf = shelve()
     shelf.put(1, sample(1))
-    rows = shelf._open().table._rows
+    rows = shelf.opened.table._rows
     rows["offset"][1] ^= 64
     assert shelf.get(1) is None
 
@@ -230,7 +230,7 @@ def test_processes_that_fill_at_once_lose_nothing(shelve) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == b"done\n"
     assert all(shelf.get(number) == sample(number, 500 + number) for number in range(400))
-    (tier,) = shelf.tier_stats()
+    (tier,) = shelf.opened.tier_stats()
     assert (tier.samples, tier.size_bytes) == (400, sum(range(500, 900)))
     for child in children:
         child.communicate()
@@ -275,14 +275,14 @@ def test_memory_that_runs_short_is_given_back_and_the_rest_stays(shelve) -> None
     shelf = shelve(Tier("ram"))
     for number in range(100):
         assert shelf.put(number, sample(number, 100_000))
-    before = os.stat(shelf.paths[0]).st_blocks
+    before = os.stat(shelf.opened.paths[0]).st_blocks
     shelf.watch._measure = lambda: MemoryRoom(146 * 10**6, 0, 10**9)
-    assert shelf.relieve() == 0  # the margin is 100 MB
+    assert shelf.opened.relieve() == 0  # the margin is 100 MB
     shelf.watch._measure = lambda: MemoryRoom(96 * 10**6, 0, 10**9)
-    assert shelf.relieve() == 100 * 100_000
-    assert os.stat(shelf.paths[0]).st_blocks < before / 50
-    assert shelf.returned_bytes == 10_000_000
-    assert shelf.damaged == 0
+    assert shelf.opened.relieve() == 100 * 100_000
+    assert os.stat(shelf.opened.paths[0]).st_blocks < before / 50
+    assert shelf.opened.returned_bytes == 10_000_000
+    assert shelf.opened.damaged == 0
 
 
 def test_only_as_much_is_given_back_as_is_needed(shelve) -> None:
@@ -290,7 +290,7 @@ def test_only_as_much_is_given_back_as_is_needed(shelve) -> None:
     for number in range(100):
         assert shelf.put(number, sample(number, 100_000))
     shelf.watch.must_return = lambda: 950_000  # type: ignore[method-assign]
-    assert shelf.relieve() == 1_000_000
+    assert shelf.opened.relieve() == 1_000_000
     assert [number for number in range(100) if shelf.get(number) is None] == list(range(90, 100))
     assert all(shelf.get(number) == sample(number, 100_000) for number in range(90))
 
@@ -303,13 +303,13 @@ def test_a_sample_that_was_being_written_when_memory_was_given_back_is_not_kept(
 
     def write_late(*arguments) -> None:
         shelf.watch.must_return = lambda: 10**9  # type: ignore[method-assign]
-        shelf.relieve()
+        shelf.opened.relieve()
         write(*arguments)
 
     monkeypatch.setattr(store, "write_all", write_late)
     assert not shelf.put(20, sample(20, 5000))
     assert shelf.get(20) is None
-    assert shelf.tier_stats()[0].size_bytes == 0
+    assert shelf.opened.tier_stats()[0].size_bytes == 0
     monkeypatch.setattr(store, "write_all", write)
     shelf.watch.must_return = lambda: 0  # type: ignore[method-assign]
     assert shelf.put(20, sample(20, 5000))
@@ -319,7 +319,7 @@ def test_a_sample_that_was_being_written_when_memory_was_given_back_is_not_kept(
 def test_nothing_is_taken_while_memory_is_short(shelve) -> None:
     shelf = shelve(Tier("ram"))
     shelf.watch._measure = lambda: SHORT
-    assert not shelf.has_room(1)
+    assert not shelf.opened.has_room(1)
     assert not shelf.put(0, b"x")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate import kernel
-from feedrate.format.byte_strings import ByteStrings, TextsBuilder
+from feedrate.format.index import ByteStrings, TextsBuilder
 
 VALUES = st.lists(st.binary(max_size=12), max_size=30)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import make_key, make_stem, member_name
+from feedrate.format.fields import Field, Kind, make_key, make_stem, member_name
 from feedrate.units import printable
 
 PARTS = st.binary(min_size=1, max_size=300).map(lambda b: b.replace(b"/", b"x").replace(b"\0", b"y"))

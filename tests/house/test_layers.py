@@ -30,7 +30,7 @@ LAYERS = [
     {"model"},
     {"files"},
     {"kernel", "machine", "stats", "draws"},
-    {"prelist", "one_ahead", "in_time", "recognise"},
+    {"prelist", "calls", "recognise"},
     {"progress", "figures"},
     {"units", "filters", "documents"},
     {"errors", "arrays"},
@@ -105,7 +105,7 @@ INSIDE = {
 BOUND = {
     "feedrate.doctor.hook": (set[str](), {"feedrate_hook.layout"}),
     "feedrate.format.containers": (
-        {"fields", "keys", "raw"},
+        {"fields", "raw"},
         {"", "hdf5", "tar", "tfrecord"},
     ),
     "feedrate.kernel.cuda": ({"decoding", "binding"}, {"batch", "launcher"}),

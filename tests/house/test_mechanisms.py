@@ -28,7 +28,7 @@ def is_page_policy(node: ast.AST) -> bool:
 
 
 def is_start_of_python(node: ast.AST) -> bool:
-    """Our own interpreter, named to start it; the hook notes it, and compares a path with it."""
+    """Our own interpreter, named to start it; the hook compares a path with it."""
     return isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.executable", "sys._base_executable")
 
 
@@ -38,7 +38,6 @@ STANDS_IN = {
         {
             "src/feedrate/lab/child.py",  # the default of an argument, which it hands on
             "src/feedrate/doctor/hook/feedrate_hook/record/opened_files.py",
-            "src/feedrate/doctor/hook/feedrate_hook/session.py",
             "src/feedrate/machine/isolated.py",
         },
     ),
@@ -61,7 +60,6 @@ STANDS_IN = {
             "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/tree.py",
-            "src/feedrate/machine/store.py",  # below files; stops in the middle of a folder
         },
     ),
     "executors": (

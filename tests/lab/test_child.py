@@ -102,10 +102,10 @@ def test_an_interrupt_ends_the_whole_tree(tmp_path: Path, monkeypatch: pytest.Mo
     interrupts = iter([KeyboardInterrupt])
     parents: list[int] = []
 
-    def communicate(self: subprocess.Popen[bytes], data: bytes | None = None) -> object:
+    def communicate(self: subprocess.Popen[bytes], data: bytes | None = None, *timeout: object) -> object:
         interrupt = next(interrupts, None)
         if interrupt is None:
-            return real(self, data)
+            return real(self, data, *timeout)
         parents.append(self.pid)
         assert self.stdin is not None
         self.stdin.write(data or b"")

@@ -33,7 +33,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_store(path: Path) -> StoreSpeed:
     return StoreSpeed(
-        path=str(path), kind=describe_storage(path).kind, file_s=SECOND, list_s=None, folder_s=None,
+        path=str(path), kind=describe_storage(path).kind, file_s=SECOND, 
         read_s=replace(SECOND, origin=ASSUMED), stream_bytes_per_s=SECOND, total_bytes_per_s=SECOND,
         files_per_s=SECOND, streams=16, keeps_pages=True, cold_share=0.5,
     )  # fmt: skip
@@ -47,7 +47,6 @@ def make_numbers(path: Path, node: str = "node7", day: str = "2026-11-01") -> Ma
         stores={describe_storage(path).mount_point: make_store(path)},
         decode_images_per_s={"pillow": SECOND},
         core_gain=SECOND,
-        memory_bytes_per_s=SECOND,
         to_device_bytes_per_s=None,
         gpu_decode_images_per_s=None,
         models={"resnet50": ModelRates(replace(SECOND, note="batches of 64"), None)},

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kernel_images import SAMPLINGS, make_jpeg
 
 from feedrate import kernel
-from feedrate.format.entries import AUTO, GPU, LEAST, MOST
+from feedrate.format.fields import AUTO, GPU, LEAST, MOST
 from support.examples import examples
 
 SIDES = st.integers(1, 140)

@@ -15,9 +15,9 @@ from PIL import Image
 
 from feedrate import PackOptions, kernel, pack, verify
 from feedrate.errors import AlreadyExists
-from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.tar import member_header
-from feedrate.format.keys import make_key
+from feedrate.format.fields import make_key
+from feedrate.format.index import ByteStrings
 from feedrate.format.pack import Pack
 from feedrate.packing import workers
 from feedrate.packing.build import engine, listing, plan, shard
@@ -260,7 +260,7 @@ def test_words_for_a_png_are_the_kernels() -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=30).filter(lambda b: b"\0" not in b), max_size=5))
 def test_paths_of_the_same_stem_have_the_same_hash(paths: list[bytes]) -> None:
-    from feedrate.format.keys import make_stem
+    from feedrate.format.fields import make_stem
 
     def hashes(names: list[bytes]) -> list[int]:
         starts = np.cumsum([0, *map(len, names)], dtype=np.int64)

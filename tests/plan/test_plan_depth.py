@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from feedrate.figures import Figure
+from feedrate.lab.samples import Costs
 from feedrate.plan import survey
 from feedrate.plan.survey import survey_dataset
-from feedrate.plan.trial import Costs
 from feedrate.plan.ways import make_plan
 from support.plans import make_node, make_survey
 

@@ -11,7 +11,8 @@ import pytest
 from feedrate import PackOptions, index, pack
 from feedrate.cli import main
 from feedrate.figures import GIVEN, Figure
-from feedrate.plan import survey, trial
+from feedrate.lab import samples
+from feedrate.plan import survey
 from feedrate.plan.results import Plan, Survey, Way
 from feedrate.plan.survey import survey_dataset
 from feedrate.plan.ways import make_plan
@@ -19,7 +20,7 @@ from feedrate.report.plan import draw_plan
 from support.images import save_image
 from support.plans import make_node, make_survey, near
 
-COSTS = trial.Costs(Figure.exactly(2e-3), Figure.exactly(4e-4), 3.5, 3.9, Figure.exactly(6e-4))
+COSTS = samples.Costs(Figure.exactly(2e-3), Figure.exactly(4e-4), 3.5, 3.9, Figure.exactly(6e-4))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,17 @@ import pytest
 from feedrate import PackOptions, index, pack
 from feedrate.errors import FeedrateError, NotFound, SourceError, StorageError
 from feedrate.figures import Figure
+from feedrate.lab import samples, store
 from feedrate.loader import trial as loader_trial
-from feedrate.machine import store
 from feedrate.machine.disk import describe_storage
-from feedrate.plan import contents, survey, trial
+from feedrate.plan import contents, survey
 from feedrate.plan.contents import _estimate_samples, _Looked
 from feedrate.plan.results import Survey
 from feedrate.plan.survey import _find_factor, survey_dataset
 from support.images import save_image
 from support.range_server import serve
 
-COSTS = trial.Costs(Figure.exactly(2e-3), Figure.exactly(4e-4), 3.5, 3.9, Figure.exactly(6e-4))
+COSTS = samples.Costs(Figure.exactly(2e-3), Figure.exactly(4e-4), 3.5, 3.9, Figure.exactly(6e-4))
 
 
 @pytest.fixture
@@ -37,11 +37,12 @@ def real_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_DRAIN_S", "_ALONE_S", "_WINDOW_S"):
         monkeypatch.setattr(loader_trial, name, 0.01)
     for name in ("_ALONE_S", "_TOGETHER_S", "_PACK_S"):
-        monkeypatch.setattr(trial, name, 0.02)
+        monkeypatch.setattr(samples, name, 0.02)
 
 
 @pytest.fixture(autouse=True)
 def _no_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey.Neighbours, "describe", lambda _: "")
     if "real_costs" not in request.fixturenames:
         monkeypatch.setattr(survey, "measure_costs", lambda *_, **__: COSTS)
 
@@ -66,7 +67,8 @@ def sum_bytes(folder: Path) -> int:
 
 def test_a_small_folder_is_known_exactly(images: Path) -> None:
     found = look(images)
-    assert (found.kind, found.is_partial, found.notes) == ("folders", False, ())
+    notes = (f"{store.NOT_SEEN}, and its figures are assumed",)
+    assert (found.kind, found.is_partial, found.notes) == ("folders", False, notes)
     assert (found.samples.low, found.samples.value, found.samples.high) == (30, 30, 30)
     assert (found.files.value, found.folders.value) == (30, 4)
     assert found.total_bytes.value == pytest.approx(sum_bytes(images))
@@ -304,7 +306,7 @@ def test_a_cache_that_cannot_be_tried_leaves_the_rest_of_the_survey(
 @pytest.mark.usefixtures("real_costs")
 def test_pillow_that_cannot_be_tried_is_noted(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [sys.executable, "-c", "raise SystemExit('no Pillow here')"]
-    monkeypatch.setattr("feedrate.machine.isolated.isolated_command", lambda *_: failing)
+    monkeypatch.setattr("feedrate.lab.child.isolated_command", lambda *_, **__: failing)
     found = look(images)
     assert found.pillow_s is None
     assert found.pillow_cores == found.feedrate_cores  # else its guessed time would be that of one core
@@ -359,41 +361,64 @@ def test_files_are_timed_whose_names_nobody_asked_for_before(
 
 def test_of_few_files_all_are_asked_for_their_size_and_timed(images: Path, tmp_path: Path) -> None:
     sampled = contents.sample_dataset(str(images), str(tmp_path), seconds=0.5)
-    assert (sampled.is_all, len(sampled.timed) + len(sampled.waited)) == (True, 30)
+    paths = [path for path, _ in sampled.timed]
+    assert (sampled.is_all, len({*paths, *sampled.waited, *sampled.copied})) == (True, 30)
 
 
 def test_files_in_memory_tell_nothing_of_reading(images: Path) -> None:
     paths = [str(path) for path in images.rglob("*.jpg")]
     for path in paths:
         Path(path).read_bytes()
-    assert trial.measure_reading(paths) is None
+    assert samples._decode_lying(paths, 32) == {"waits": [], "more": []}
 
 
+@pytest.mark.usefixtures("real_costs")
 def test_what_a_file_costs_that_is_not_in_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedrate.machine.memory.measure_open_residency", lambda *_: 0.0)
     served = iter((1.0, 1.6))
-    monkeypatch.setattr(trial, "_measure_servers", lambda: next(served))
+    monkeypatch.setattr("feedrate.lab.store.measure_servers", lambda: next(served))
     on_fuse = replace(describe_storage(images), is_fuse=True)
     monkeypatch.setattr("feedrate.machine.disk.describe_storage", lambda _: on_fuse)
-    reading = trial.measure_reading([str(path) for path in images.rglob("*.jpg")])
-    assert reading is not None
-    assert reading.server_s == pytest.approx(0.02)
-    assert (reading.wait_s.value >= 0, reading.cpu_s.value >= 0, reading.wait_s.note) == (
-        True,
-        True,
-        "29 files",
-    )
+    found = samples.PillowTimes(alone={"0": [1.0]}, waits=[0.2, 0.3, 0.1], more=[0.01, 0.03])
+    monkeypatch.setattr("feedrate.lab.child.run_in_process", lambda *_, **__: (asdict(found), 0))
+    paths = [str(path) for path in images.rglob("*.jpg")]
+    several = [(".jpg", Path(path).read_bytes()) for path in paths]
+    costs = samples.measure_costs(several, has_images=True, total=30, side=32, lying=paths, workers=2)
+    assert costs.server_s == pytest.approx(0.2)
+    assert costs.pillow_wait_s is not None
+    assert costs.pillow_read_s is not None
+    waited = costs.pillow_wait_s.value, costs.pillow_read_s.value, costs.pillow_wait_s.note
+    assert waited == (pytest.approx(0.2), pytest.approx(0.02), "3 files, 2 at a time")
 
+
+def test_files_where_they_lie_are_decoded_by_as_many_as_are_wanted(images: Path, tmp_path: Path) -> None:
+    paths = [str(path) for path in images.rglob("*.jpg")]
+    folder = tmp_path / "numbered"
+    folder.mkdir()
+    (folder / "0.jpg").write_bytes(Path(paths[0]).read_bytes())
+    arguments = (str(folder), 1, 32, paths, 3, 0.02, 0.02)
+    done = subprocess.run(
+        [sys.executable, "-c", COLD.format(arguments=arguments)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["27", "27"]  # the first of each reader loads what Pillow needs
+
+
+COLD = """
+from feedrate.machine import memory
+memory.measure_open_residency = lambda *_: 0.0
+from feedrate.lab.samples import try_pillow
+found = try_pillow(*{arguments!r})
+print(len(found["waits"]), len(found["more"]))
+"""
 
 KILLED = """
 import os, signal, sys
-from feedrate.plan import trial
+from feedrate.lab import samples
 
 def end(folder, *_):
     os.write(3, folder.encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
-trial._measure_packing = end
+samples._measure_packing = end
 os.dup2(1, 3)
 from feedrate.cli import main
 main(["plan", sys.argv[1]])
@@ -406,5 +431,5 @@ def test_files_that_a_killed_plan_left_in_memory_go_with_the_next_one(tmp_path: 
     assert killed.returncode == -signal.SIGKILL
     left = Path(os.fsdecode(killed.stdout))
     assert [path.name for path in left.iterdir()] == ["0.jpg"]
-    with trial._in_memory([]):
+    with samples._in_memory([]):
         assert not left.exists()

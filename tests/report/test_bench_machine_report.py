@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a machine as text and as a page."""
+"""The numbers of a machine as text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from feedrate.bench.results import CopyTime, MachineResult
+from feedrate.bench.results import MachineResult
 from feedrate.figures import Figure
-from feedrate.report.bench_machine import draw_machine, write_page
+from feedrate.report.bench_machine import draw_machine
 from support.bench_results import make_machine_result, make_store_speed
 
 
-def draw(result: MachineResult, other: MachineResult | None = None) -> list[str]:
-    return [" ".join(line.split()) for line in draw_machine(result, None, other).splitlines()]
+def draw(result: MachineResult) -> list[str]:
+    return [" ".join(line.split()) for line in draw_machine(result).splitlines()]
 
 
 def test_every_number_has_its_range_and_where_it_comes_from() -> None:
     lines = draw(make_machine_result())
     assert lines[0] == "This machine: Fast 9000, 2 cores, 8.00 GB of memory; 2026-11-17"
-    assert "nfs to scratch: one file 10.0 s 9.50-10.5 s" in lines
-    assert "nfs to scratch: 10,000 files 90.0 s 80.0 s-1 min 40 s from 66.7 MB" in lines
     assert "open a file, cold 6.00 ms 5.50-6.50 ms" in lines
     assert (
         "read, 16 readers, cold 100 MB/s 90.0 MB/s-1.00 GB/s assumed: the files are too small to tell"
@@ -31,28 +29,8 @@ def test_every_number_has_its_range_and_where_it_comes_from() -> None:
 
 
 def test_a_terminal_of_80_columns_shows_all_of_it() -> None:
-    text = draw_machine(make_machine_result(), 80, make_machine_result())
-    assert max(map(len, text.splitlines())) <= 80
     text = draw_machine(make_machine_result(), 80)
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_beside_another_machine_more_is_faster_for_rates_and_times() -> None:
-    mine = make_machine_result()
-    slower = replace(mine.numbers, core_gain=Figure.exactly(0.95))
-    copies = tuple(replace(copy, seconds=copy.seconds.scaled(2)) for copy in mine.copies)
-    lines = draw(mine, replace(mine, numbers=slower, copies=copies))
-    assert "nfs to scratch: one file 10.0 s 20.0 s 2.00x as fast" in lines
-    assert "2 cores are so many times one 1.90 0.95 2.00x as fast" in lines
-
-
-def test_what_only_one_machine_has_is_said() -> None:
-    mine = make_machine_result()
-    stores = {"lustre": make_store_speed()}
-    lines = draw(mine, replace(mine, numbers=replace(mine.numbers, stores=stores), copies=()))
-    assert "nfs to scratch: one file 10.0 s -" in lines
-    assert any(line.startswith("only the other has: lustre (nfs4): open a file") for line in lines)
-    assert "stores are compared by name: --store NAME=DIR gives them one" in lines
 
 
 def test_a_store_that_keeps_nothing_in_memory_or_all_is_said() -> None:
@@ -71,16 +49,8 @@ def test_a_disk_that_may_be_cached_below_is_said() -> None:
     assert any(line.startswith("disk: a virtual disk, which its host may cache") for line in lines)
 
 
-def test_a_page_shows_names_as_they_are() -> None:
-    mine = make_machine_result()
-    copies = (CopyTime("a|b", "<b>*", 1, Figure.exactly(1.0)),)
-    page = write_page(replace(mine, copies=copies), None)
-    assert r"| a\|b to \<b\>\*: one file | 1.00 s | 1.00-1.00 s |  |" in page
-    assert "## nfs (nfs4)" in page
-    assert "| resnet50, forward | 1,000 images/s | 900-1,100 images/s | batches of 256, bfloat16 |" in page
-
-
-def test_a_page_beside_another_machine_has_both() -> None:
-    page = write_page(make_machine_result(), make_machine_result())
-    assert "|  | this | the other | this is |" in page
-    assert "| nfs to scratch: one file | 10.0 s | 10.0 s | 1.00x as fast |" in page
+def test_numbers_of_a_busy_machine_say_so() -> None:
+    lines = draw(replace(make_machine_result(), busy="other processes took 1.5 of 2 cores meanwhile"))
+    assert (
+        "other processes took 1.5 of 2 cores meanwhile: these numbers say too little of this machine" in lines
+    )

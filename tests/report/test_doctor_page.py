@@ -75,7 +75,7 @@ def test_everything_that_was_found_is_on_the_page() -> None:
 
 def test_a_run_without_steps_has_no_share_of_its_time() -> None:
     diagnosis = make_decode_bound()
-    assert "</code> 66% of the time: " in draw_doctor_page(diagnosis)
+    assert " 66% of the time: " in draw_doctor_page(diagnosis)
     dead = replace(diagnosis, run=replace(diagnosis.run, steps=0), timeline=())
     assert "of the time: " not in draw_doctor_page(dead)
 
@@ -85,7 +85,8 @@ def test_real_steps_and_experiments_are_told_apart() -> None:
     spans = re.findall(r'<span class="(real)?" style="flex: (\d+) 0 0" title="([^"]*)"', text)
     assert spans[0] == ("real", "110", "the run itself")
     assert [title for _, _, title in spans[1:]] == [
-        "loader alone", "same samples again", "other workers", "batches from memory", "half precision",
+        "the loader alone", "the same samples again", "other workers",
+        "training on batches kept in memory", "half precision",
     ]  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def make_explained() -> Diagnosis:
 def test_a_finding_that_costs_more_than_the_one_before_it_says_why_it_stands_there() -> None:
     diagnosis = make_explained()
     assert "also      decode-bound 85%, explained by contended: .item()" in draw_diagnosis(diagnosis)
-    assert "</code> 85% of the time, explained by contended: " in draw_doctor_page(diagnosis)
+    assert " 85% of the time, explained by contended: " in draw_doctor_page(diagnosis)
     found = json.loads(dump_document("doctor", diagnosis))["findings"]
     assert [(one["share"], one["explains"]) for one in found] == [(0.5, ["decode-bound"]), (0.85, [])]
 

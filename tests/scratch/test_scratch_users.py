@@ -15,7 +15,7 @@ import pytest
 
 import feedrate
 from feedrate.cli import main
-from feedrate.scratch.commands import collect_garbage, list_scratch, release_all
+from feedrate.scratch.commands import release_all
 from support.packs import write_images
 from support.scratches import NOT_ROOT, OTHER_STRANGER, STRANGER, as_stranger, begin_as_stranger
 
@@ -199,62 +199,6 @@ def test_a_scratch_folder_of_ones_own_is_fine(node: Path) -> None:
     as_stranger(own.mkdir, VICTIM)
     path = as_stranger(_stage(node / "good", own), VICTIM)
     assert as_stranger(lambda: _read_all(path), VICTIM) == list(range(COUNT))
-
-
-def _stage_in_old_place(source: Path, scratch: Path) -> tuple[Path, Path]:
-    """Return where a copy would lie now, and where it lies, as earlier versions made it."""
-    new = Path(feedrate.stage(source, scratch).path)
-    release_all()
-    old = scratch / "feedrate" / "0" / new.parent.name
-    old.parent.mkdir(parents=True)
-    new.parent.rename(old)
-    return new, old
-
-
-def test_a_copy_in_the_old_place_is_listed_and_deleted_and_not_read(
-    node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scratch = tmp_path / "scr"
-    new, old = _stage_in_old_place(node / "good", scratch)
-    assert feedrate.stage(node / "good", scratch).copied_files > 0
-    release_all()
-    listed = {copy.folder: copy.is_in_old_place for copy in list_scratch(str(scratch)).folders[0].copies}
-    assert listed == {str(old): True, str(new.parent): False}
-    assert main(["scratch", "ls", "--scratch", str(scratch)]) == 0
-    assert "root (old place, not read)" in capsys.readouterr().out
-    result = collect_garbage(str(scratch))
-    assert [(one.path, one.why) for one in result.removed] == [
-        (str(old), "it lies where copies are not looked for any more")
-    ]
-    assert new.is_dir()
-    assert not old.exists()
-
-
-def test_a_copy_in_the_old_place_can_be_named_and_deleted(node: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "scr"
-    _, old = _stage_in_old_place(node / "good", scratch)
-    assert main(["scratch", "rm", str(old), "--scratch", str(scratch)]) == 0
-    assert os.listdir(old.parent) == []
-
-
-def test_whoever_takes_a_name_keeps_nobody_from_clearing(node: Path) -> None:
-    scratch = node / "scr"
-    staged = as_stranger(_stage(node / "good", scratch), VICTIM)
-
-    def take() -> None:
-        fake = scratch / "feedrate" / str(VICTIM) / "good-0123456789ab"
-        fake.mkdir(parents=True)
-        shutil.copy(Path(staged).parent / "copy.json", fake)
-
-    as_stranger(take, ATTACKER)
-
-    def clear() -> list[int]:
-        listed = list_scratch(str(scratch)).folders[0].copies
-        result = collect_garbage(str(scratch), limit_bytes=1)
-        return [len(listed), len(result.removed), len(result.kept)]
-
-    assert as_stranger(clear, VICTIM) == [2, 1, 1]
-    assert not os.path.exists(staged)
 
 
 def test_a_folder_that_only_looks_like_ours_is_read_and_left_alone(node: Path) -> None:

@@ -80,9 +80,9 @@ def test_a_kill_while_filling_leaves_nothing_behind_and_spoils_nothing(tmp_path:
         time.sleep(random_.uniform(0, 0.04))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        found = np.flatnonzero(shelf.locate(np.arange(300)).found).tolist()
+        found = np.flatnonzero(shelf.opened.locate(np.arange(300)).found).tolist()
         assert all(shelf.get(number) == sample(number) for number in found), trial
-        assert shelf.damaged == 0
+        assert shelf.opened.damaged == 0
         assert shelf.put(299, sample(299))  # no lock was left behind
         with_all += len(found) == 300
         shelf.close()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from feedrate.cli import main
-from feedrate.doctor.analyse.data_folders import LoaderFacts, find_place, share_of
+from feedrate.doctor.analyse.data_folders import LoaderFacts, find_place
+from feedrate.doctor.analyse.loader_call import share_of
 from feedrate.doctor.analyse.machine import read_machine
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.examine import measure_run

@@ -21,7 +21,7 @@ NOT_ALLOWED = 77
 MEASURE = """
 import json, os, sys
 from dataclasses import asdict
-from feedrate.machine.store import measure_store
+from feedrate.lab.store import measure_store
 top = sys.argv[1]
 files = [(os.path.join(top, name), os.stat(os.path.join(top, name)).st_size) for name in os.listdir(top)]
 import time; time.sleep(4)  # until the kernel believes no name any more
@@ -45,7 +45,7 @@ else:
 if failed:
     sys.exit(77)
 from feedrate.cli import main
-from feedrate.machine import store
+from feedrate.lab import store
 store.call_patiently.__defaults__ = (2.0,)
 sys.exit(main(sys.argv[3:]))
 """

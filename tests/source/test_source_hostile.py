@@ -16,8 +16,7 @@ import pytest
 from feedrate.errors import SourceError
 from feedrate.source.bytes import Bytes
 from feedrate.source.opening import open_reader
-from feedrate.source.record import ContainerValue, FileRange, Record
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import ContainerValue, FileRange, Record, UnusableValue
 from support.sources import (
     dump_example,
     jpeg,

@@ -23,9 +23,8 @@ from feedrate.source import tar, tfrecord
 from feedrate.source import zip as zips
 from feedrate.source.bytes import Bytes
 from feedrate.source.opening import open_reader
-from feedrate.source.record import ContainerValue, FileRange, Record
+from feedrate.source.record import ContainerValue, FileRange, Record, UnusableValue
 from feedrate.source.tfrecord import BytesFeature, parse_example
-from feedrate.source.values import UnusableValue
 from support.examples import examples
 from support.sources import (
     dump_example,

@@ -179,8 +179,7 @@ def test_a_storage_that_fails_midway_is_a_sentence(
 
 def test_an_object_that_vanishes_is_left_out_and_named() -> None:
     from feedrate.source.bytes import Bytes
-    from feedrate.source.record import FileRange
-    from feedrate.source.values import UnusableValue
+    from feedrate.source.record import FileRange, UnusableValue
 
     with pytest.raises(UnusableValue, match="it is no longer there"):
         Bytes("memory://nowhere").read(FileRange(b"x.jpg", 3, b"x.jpg"))

@@ -20,8 +20,6 @@ from typing import Any
 
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary
 from feedrate.doctor.analyse.metrics import KernelTime, Tried
-from feedrate.doctor.analyse.records import read_run
-from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis
@@ -29,6 +27,7 @@ from feedrate.loader.results import LoaderTrial
 from feedrate.report.doctor import draw_diagnosis
 from support.bench_results import MACHINE
 from support.doctor_runs import MS, FakeLoop
+from support.judged_runs import measure_folder
 from support.paths import ROOT
 
 PAGE = ROOT / "docs" / "doctor.md"
@@ -59,8 +58,7 @@ def make_sample() -> Diagnosis:
             images=256, threads=CORES, images_per_s=11_200.0, busy_threads=15.7, cpu_s=0.0014,
             alone_cpu_s=0.0011, scan_s=0.0006,
         )  # fmt: skip
-        measured = measure(read_run(folder), around, warmup=10, tried=Tried(kernel=kernel, trial=trial))
-    assert measured is not None
+        measured = measure_folder(folder, around, Tried(kernel=kernel, trial=trial), warmup=10)
     return diagnose(
         measured,
         command=["python", "train.py"],

@@ -17,7 +17,7 @@ def near(value: float, origin: str = MEASURED, note: str = "", *, factor: float 
 def make_store(path: str = "/data", kind: str = "nfs4") -> StoreSpeed:
     return StoreSpeed(
         path, kind,
-        file_s=near(0.0021), list_s=near(1e-5), folder_s=near(0.002), read_s=near(0.001),
+        file_s=near(0.0021), read_s=near(0.001),
         stream_bytes_per_s=near(41e6), total_bytes_per_s=near(330e6), files_per_s=near(3100), streams=16,
         warm_file_s=near(2e-5), warm_bytes_per_s=near(4e9), keeps_pages=True, cold_share=1.0,
         write_bytes_per_s=near(250e6), create_s=near(0.001), stat_s=near(0.0007),

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`feedrate bench machine`: the numbers that everybody should know of a node.
 
-Stores: copying, reading, writing. Cores: decoding, memory. The GPU: copying to it, decoding on it. The device
-that torch has: standard models. What is not there is left out, with the reason.
+Stores: reading, writing. Cores: decoding. The GPU: copying to it, decoding on it. The device that torch has:
+standard models. What is not there is left out, with the reason.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -20,24 +19,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedrate import documents, kernel
+from feedrate import kernel
 from feedrate.arrays import U8
-from feedrate.bench.results import CopyTime, MachineResult
+from feedrate.bench.results import MachineResult
 from feedrate.bench.rounds import Clock, Say
-from feedrate.bench.stores import FULL, QUICK, Store, check_store, choose_sizes, measure_files
-from feedrate.errors import FeedrateError, NotFound, StorageError, UsageError, clean
-from feedrate.figures import Figure, combine
+from feedrate.errors import FeedrateError, UsageError
+from feedrate.figures import Figure
 from feedrate.files.atomic import writing
 from feedrate.files.own_folder import own_folder
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
 from feedrate.lab.device import BATCH_SIZE, choose_device, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
+from feedrate.lab.store import Neighbours
+from feedrate.lab.trial_files import FULL, QUICK, Sizes, check_store, choose_sizes, measure_files
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
-from feedrate.machine.disk import describe_storage, find_scratch, is_scratch
+from feedrate.machine.disk import describe_storage, find_scratch
 from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
 from feedrate.model.results import KNOWN_MODELS
 from feedrate.units import format_count, format_seconds
@@ -45,7 +45,6 @@ from feedrate.units import format_count, format_seconds
 if TYPE_CHECKING:
     import torch
 
-COMMAND = "bench machine"
 SCRATCH, TEMPORARY = "scratch", "temporary folder"
 _NO_TORCH = "torch is not installed: pip install 'feedrate[torch]'"
 _SIDE = 224
@@ -56,23 +55,33 @@ _STEPS, _BACKWARD = 5, 4  # steps at least that a model is measured with; traini
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """A folder that was named. `inside`: the folder of our own below it."""
+
+    name: str
+    folder: Path
+    inside: Path
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is done: photographs, seconds for each figure, bytes to copy within memory, models.
+    """How much is done: photographs, seconds for each figure, bytes to copy to a GPU, models.
 
     `most_s`: what a CPU may take for the training of a model.
     """
 
     photographs: int
     seconds: float
-    memory_bytes: int
+    transfer_bytes: int
     models: tuple[str, ...]
     cpu_models: tuple[str, ...]
     cpu_batch: int
     most_s: float
 
 
-_FULL = Effort(96, 1.5, 256 << 20, KNOWN_MODELS, ("resnet18", _MODEL), 4, 20.0)
-_QUICK = Effort(32, 0.5, 64 << 20, (_MODEL,), ("resnet18",), 2, 4.0)
+_FULL = Effort(96, 1.5, 64 << 20, KNOWN_MODELS, ("resnet18", _MODEL), 4, 20.0)
+_QUICK = Effort(32, 0.5, 16 << 20, (_MODEL,), ("resnet18",), 2, 4.0)
 
 
 def choose_stores(words: Sequence[str]) -> dict[str, Path]:
@@ -103,25 +112,16 @@ def bench_machine(
     Raises:
         NotFound, StorageError: a store is not there, cannot be written to, is full, or does not answer.
     """
-    began, effort = time.perf_counter(), _QUICK if is_quick else _FULL
+    began, effort, neighbours = time.perf_counter(), _QUICK if is_quick else _FULL, Neighbours()
     left_out: dict[str, str] = {}
     with ExitStack() as stack:
         opened = [_open_store(name, folder, is_quick, stack, say) for name, folder in stores.items()]
-        local = next((store for store in opened if is_scratch(store.folder)), None)
-        speeds: dict[str, StoreSpeed] = {}
-        copies: list[CopyTime] = []
-        for store in opened:
-            target = local or store
-            # What has room here has to have it there, too.
-            store = replace(store, sizes=min(store.sizes, target.sizes))
-            speeds[store.name], copied = measure_files(store, target, say)
-            copies += copied
+        speeds = {store.name: _measure_store(store, say) for store in opened}
         say(f"decoding {format_count(effort.photographs, 'photograph')} on one core and on all")
         jpegs = [make_photograph(number).jpeg for number in range(effort.photographs)]
         with _open_photographs(jpegs, opened[0].inside) as samples:
             geometry = samples.draw(_SIDE, seed=0)
             decode, gain = _measure_decoding(samples, geometry, effort.seconds)
-        memory = _measure_memory(effort)
         say("the device")
         gpu = _measure_gpu(jpegs, geometry, effort, left_out)
         models, device = _measure_models(effort, left_out, say)
@@ -132,59 +132,31 @@ def bench_machine(
         stores={describe_storage(store.folder).mount_point: speeds[store.name] for store in opened},
         decode_images_per_s=decode,
         core_gain=gain,
-        memory_bytes_per_s=memory,
         to_device_bytes_per_s=gpu.get("pinned"),
         gpu_decode_images_per_s=gpu.get("decode"),
         models=models,
         device=device,
     )
     named = {name: replace(speed, path=name) for name, speed in speeds.items()}
-    every = combine(lambda one, gain: one * gain, {"one": decode["feedrate"], "gain": gain})
     result = MachineResult(
         numbers=replace(numbers, node="", stores=named),
-        copies=tuple(copies),
-        decode_all_images_per_s=every,
-        pageable_bytes_per_s=gpu.get("pageable"),
         is_quick=is_quick,
         left_out=left_out,
+        busy=neighbours.describe(),
         took_s=time.perf_counter() - began,
     )
     return result, numbers
-
-
-def load_result(path: Path) -> MachineResult:
-    """Return what `feedrate bench machine --json` wrote, here or on another machine.
-
-    Raises:
-        NotFound: there is no such file.
-        UsageError: it is something else.
-    """
-    hint = "make one with 'feedrate bench machine --json FILE'"
-    try:
-        document: Any = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise NotFound(f"no file at {path}", hint=hint) from error
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON document", hint=hint) from error
-    command = document.get("command") if isinstance(document, dict) else None
-    if command != COMMAND:
-        of = f"a document of 'feedrate {clean(str(command))[:40]}'" if command else "another document"
-        raise UsageError(f"{path} is {of}, not one of 'feedrate {COMMAND}'", hint=hint)
-    try:
-        result = documents.load(MachineResult, document)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is damaged, or of another version of feedrate: {clean(str(error))[:100]}", hint=hint
-        ) from error
-    return result
 
 
 def _open_store(name: str, folder: Path, is_quick: bool, stack: ExitStack, say: Say) -> Store:
     check_store(folder)
     inside = stack.enter_context(own_folder(folder, "feedrate-bench-machine-", say))
     return Store(name, folder, inside, choose_sizes(inside, QUICK if is_quick else FULL))
+
+
+def _measure_store(store: Store, say: Say) -> StoreSpeed:
+    speed = measure_files(store.inside, store.sizes, lambda text: say(f"{store.name}: {text}"))
+    return replace(speed, path=str(store.folder))
 
 
 def _open_photographs(jpegs: Sequence[bytes], folder: Path) -> Any:
@@ -246,25 +218,17 @@ def _measure_decoding(
     return found, Figure.of_mean(gains[1:])  # in the first, threads start
 
 
-def _measure_memory(effort: Effort) -> Figure:
-    source = np.ones(effort.memory_bytes, np.uint8)
-    target = np.zeros_like(source)
-    return _measure_rate(
-        effort.memory_bytes, lambda: np.copyto(target, source), effort.seconds / 3, time.perf_counter
-    )
-
-
 def _measure_gpu(
     jpegs: Sequence[bytes], geometry: Geometry, effort: Effort, left_out: dict[str, str]
 ) -> dict[str, Figure]:
-    """Return the rates of copies to the first GPU (`pinned`, `pageable`) and of decoding there (`decode`)."""
+    """Return the rates of copies to the first GPU (`pinned`) and of decoding there (`decode`)."""
     found: dict[str, Figure] = {}
     try:
         choice = choose_device(None)
         if choice.device.type != "cuda":
             left_out["GPU"] = choice.unused or "there is none, or torch finds none"
             return {}
-        found = _measure_transfers(choice.device, effort)
+        found["pinned"] = _measure_transfer(choice.device, effort)
         batch = _GpuDecoding(jpegs, geometry, choice.device)
         rate = _measure_rate(
             _BATCHES * batch.images, lambda: batch.run(_BATCHES), effort.seconds, time.perf_counter
@@ -284,22 +248,19 @@ def _explain(error: FeedrateError | RuntimeError) -> str:
     return f"torch says: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
 
 
-def _measure_transfers(device: torch.device, effort: Effort) -> dict[str, Figure]:
+def _measure_transfer(device: torch.device, effort: Effort) -> Figure:
+    """Return the bytes per second from pinned memory."""
     import torch
 
-    size = effort.memory_bytes // 4
-    there = torch.empty(size, dtype=torch.uint8, device=device)
-    found = {}
-    for name in ("pinned", "pageable"):
-        here = torch.zeros(size, dtype=torch.uint8, pin_memory=name == "pinned")
+    there = torch.empty(effort.transfer_bytes, dtype=torch.uint8, device=device)
+    here = torch.zeros(effort.transfer_bytes, dtype=torch.uint8, pin_memory=True)
 
-        def copy(here: torch.Tensor = here) -> None:
-            for _ in range(_BATCHES):
-                there.copy_(here, non_blocking=True)
-            torch.cuda.synchronize(device)
+    def copy() -> None:
+        for _ in range(_BATCHES):
+            there.copy_(here, non_blocking=True)
+        torch.cuda.synchronize(device)
 
-        found[name] = _measure_rate(_BATCHES * size, copy, effort.seconds / 3, time.perf_counter)
-    return found
+    return _measure_rate(_BATCHES * len(here), copy, effort.seconds / 3, time.perf_counter)
 
 
 class _GpuDecoding:

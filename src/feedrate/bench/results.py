@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from feedrate.figures import Figure
 from feedrate.loader.results import PixelCheck
 from feedrate.machine.results import Machine, MachineNumbers
 
@@ -76,30 +75,17 @@ class BenchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyTime:
-    """Copying 1 GB between stores, by their names; `files`: how many those are. Cold, through to the disk."""
-
-    source: str
-    target: str
-    files: int
-    seconds: Figure
-
-
-@dataclass(frozen=True, slots=True)
 class MachineResult:
     """`feedrate bench machine`, to be shared: it names no node, user or folder, but what stores are called.
 
     Attributes:
         numbers: as they are kept of the node, without its name, and with stores by name.
-        decode_all_images_per_s: what all usable cores decode together.
-        pageable_bytes_per_s: to the GPU from memory that is not pinned.
         left_out: what was not measured, and why.
+        busy: what other processes took of the cores meanwhile, where it was much: the numbers are not kept.
     """
 
     numbers: MachineNumbers
-    copies: tuple[CopyTime, ...]
-    decode_all_images_per_s: Figure
-    pageable_bytes_per_s: Figure | None
     is_quick: bool
     left_out: Mapping[str, str]
     took_s: float
+    busy: str = ""

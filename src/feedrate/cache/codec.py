@@ -340,7 +340,6 @@ _PLAIN_DTYPE = re.compile(r"[<>|=][biufcmMSUV][0-9]+(\[[0-9A-Za-z]+\])?")
 
 
 def _describe_dtype(dtype: np.dtype[Any], writer: _Writer) -> Any:
-    """Return a dtype in plain words and lists."""
     is_plain = dtype.names is None and dtype.subdtype is None
     if not dtype.hasobject and dtype.metadata is None:
         described = dtype.str if is_plain else np.lib.format.dtype_to_descr(dtype)

@@ -47,16 +47,21 @@ from feedrate.cache.views import nobody_looks
 from feedrate.errors import UsageError
 from feedrate.files.atomic import write_all
 from feedrate.files.lock import lock_fd, unlock_fd
-from feedrate.kernel import I64, U8
+from feedrate.kernel import U8
 
 _ALIGNMENT_BYTES = 64
 _DISK_LEFT_FREE = 0.02  # of the file system: the disk is not ours alone
 
 
 class OpenedCache:
-    """A cache's files, open in this process; `parent`: what a fork inherited."""
+    """A cache's files, open in this process.
+
+    Attributes:
+        paths: the files of the tiers, by names that hold in this process while the cache is open.
+    """
 
     def __init__(self, name: str, cache: SampleCache, parent: OpenedCache | None = None) -> None:
+        """`parent`: what a fork inherited."""
         self.process = os.getpid()
         self._samples, self._keep_bytes = cache.samples, cache.keep_bytes
         self._tiers, self._watch = cache.tiers, cache.watch
@@ -137,7 +142,7 @@ class OpenedCache:
     ) -> bool:
         """`is_for_later`: the sample is nearer already; this is for the next job."""
         size = sum(view.nbytes for view in views)
-        while not self.has_room(tier, size):
+        while not self._has_room(tier, size):
             if not self._make_room(tier, size):
                 return False
         reserved = self._reserve(tier, size)
@@ -175,8 +180,11 @@ class OpenedCache:
             self._free(tier, offset, size)
         return not is_late
 
-    def has_room(self, tier: int, size: int) -> bool:
-        """Say whether a tier has room: a look, no promise."""
+    def has_room(self, size: int) -> bool:
+        """Say whether a `put` of so many bytes would find room: a look, no promise."""
+        return any(self._has_room(tier, size) for tier in range(len(self._tiers)))
+
+    def _has_room(self, tier: int, size: int) -> bool:
         limit, counts = self._limit(tier), self.table.tiers[tier]
         if counts["is_full"] or (limit is not None and int(counts["reserved"]) + size > limit):
             return False
@@ -226,8 +234,18 @@ class OpenedCache:
             self.table.tiers["reserved"][tier] -= size
         punch_hole(self._descriptors[str(tier)], offset, size)
 
+    def locate(self, numbers: kernel.I64) -> Located:
+        """Return where samples are: which bytes of which of `paths`."""
+        return self.table.locate(numbers)
+
     def read(self, row: Rows) -> memoryview | None:
-        """Return the bytes of a located row; None: they are not what was put there."""
+        """Return the bytes of a located row, checked, as a copy that is the caller's; None: it is gone."""
+        data = self._read(row)
+        if data is None:
+            self.discard(row)
+        return data
+
+    def _read(self, row: Rows) -> memoryview | None:
         with self._using():
             data, offset, done = np.empty(int(row["length"]), np.uint8).data, int(row["offset"]), 0
             try:
@@ -241,7 +259,7 @@ class OpenedCache:
             return data if kernel.crc32c(data) == int(row["crc32c"]) else None
 
     def discard(self, row: Rows) -> bool:
-        """Forget a sample that is not what its row says; False: it was forgotten already."""
+        """Forget a sample whose bytes are not what its row (of `locate`) says; False: it was gone already."""
         with self._using(), self._locked():
             if not self.table.is_same(row):
                 return False
@@ -250,7 +268,7 @@ class OpenedCache:
             return True
 
     def relieve(self) -> int:
-        """Give memory back if the job runs short of it; returns how much."""
+        """Give memory back if the job runs short of it; returns how much. A thread does this by itself."""
         with self._using():
             if self._ram is None or not self.table.tiers["held"][self._ram] or not self._watch.must_return():
                 return 0
@@ -289,12 +307,29 @@ class OpenedCache:
             punch_hole(descriptor, start, stop - start)
         return int(rows["length"].sum())
 
-    def count(self, hits: int, misses: int) -> None:
+    @property
+    def damaged(self) -> int:
+        """How many samples were no longer what was put here; they came from the source again."""
+        return int(self.table.totals["damaged"][0])
+
+    @property
+    def returned_bytes(self) -> int:
+        """How much memory was given back because the job ran short of it."""
+        return int(self.table.totals["returned_bytes"][0])
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Hits and misses that were counted."""
+        return int(self.table.totals["hits"][0]), int(self.table.totals["misses"][0])
+
+    def count(self, *, hits: int, misses: int) -> None:
+        """Add to what all processes count together."""
         with self._using(), self._locked():
             self.table.totals["hits"][0] += hits
             self.table.totals["misses"][0] += misses
 
-    def tier_stats(self, numbers: kernel.I64 | None) -> tuple[TierStats, ...]:
+    def tier_stats(self, numbers: kernel.I64 | None = None) -> tuple[TierStats, ...]:
+        """Return what is in each tier: of some samples, or of all."""
         with self._using():
             located = None if numbers is None else self.table.locate(numbers)
             found = []
@@ -382,7 +417,7 @@ class SampleCache:
         self._lock = threading.Lock()
         self._opened: OpenedCache | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._open()
+        _ = self.opened
         _CACHES.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -398,69 +433,13 @@ class SampleCache:
             mark: a number of the owner's.
         """
         views = [memoryview(part).cast("B") for part in parts]  # type: ignore[arg-type]
-        return self._open().put(self._check(number), views, source_bytes, mark)
+        return self.opened.put(self._check(number), views, source_bytes, mark)
 
     def get(self, number: int) -> memoryview | None:
-        """Return a sample's bytes, checked, as a copy that is the caller's; None: it is not here."""
-        opened = self._open()
-        located = opened.table.locate(np.array([self._check(number)], np.int64))
-        if not located.found[0]:
-            return None
-        return self.read(located.rows[0])
-
-    def read(self, row: Rows) -> memoryview | None:
-        """Return the bytes of a located row as `get` does; None: they are not what was put there."""
-        opened = self._open()
-        data = opened.read(row)
-        if data is None:
-            opened.discard(row)
-        return data
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Say whether a `put` of so many bytes would find room: a look, no promise."""
-        opened = self._open()
-        return any(opened.has_room(tier, size_bytes) for tier in range(len(self.tiers)))
-
-    def locate(self, numbers: I64) -> Located:
-        """Return where samples are: which bytes of which of `paths`."""
-        return self._open().table.locate(numbers)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The files of the tiers, by names that hold in this process while the cache is open."""
-        return self._open().paths
-
-    def discard(self, row: Rows) -> bool:
-        """Forget a sample whose bytes are not what its row (of `locate`) says; False: it was gone already."""
-        return self._open().discard(row)
-
-    def tier_stats(self, numbers: I64 | None = None) -> tuple[TierStats, ...]:
-        """Return what is in each tier: of some samples, or of all."""
-        return self._open().tier_stats(numbers)
-
-    @property
-    def damaged(self) -> int:
-        """How many samples were no longer what was put here; they came from the source again."""
-        return int(self._open().table.totals["damaged"][0])
-
-    @property
-    def returned_bytes(self) -> int:
-        """How much memory was given back because the job ran short of it."""
-        return int(self._open().table.totals["returned_bytes"][0])
-
-    def count(self, *, hits: int, misses: int) -> None:
-        """Add to what all processes count together."""
-        self._open().count(hits, misses)
-
-    @property
-    def counted(self) -> tuple[int, int]:
-        """Hits and misses that were counted."""
-        totals = self._open().table.totals
-        return int(totals["hits"][0]), int(totals["misses"][0])
-
-    def relieve(self) -> int:
-        """Give memory back if the job runs short of it; returns how much. A thread does this by itself."""
-        return self._open().relieve()
+        """Return a sample's bytes, as `OpenedCache.read` does; None: it is not here."""
+        opened = self.opened
+        located = opened.locate(np.array([self._check(number)], np.int64))
+        return opened.read(located.rows[0]) if located.found[0] else None
 
     def close(self) -> None:
         """Leave the cache: it goes with its last process. May be called twice."""
@@ -472,7 +451,9 @@ class SampleCache:
             raise IndexError(f"sample {number} of a cache that has {self.samples}")
         return int(number)
 
-    def _open(self) -> OpenedCache:
+    @property
+    def opened(self) -> OpenedCache:
+        """What this process has open, where all else can be asked for; a fork opens it for itself."""
         opened, process = self._opened, os.getpid()
         if opened is not None and opened.is_closed:
             raise UsageError("this cache is closed; make a new one")

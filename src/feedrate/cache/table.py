@@ -137,7 +137,6 @@ class Table:
         return ordered
 
     def _count(self, rows: Rows, sign: int) -> None:
-        """Count rows of one tier."""
         counts = self.tiers[int(rows["tier"][0])]
         counts["held"] += sign * len(rows)
         for name, column in (("bytes", "length"), ("source_bytes", "source_bytes")):

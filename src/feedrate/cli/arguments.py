@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
-from feedrate.format.entries import parse_entries
+from feedrate.format.fields import parse_entries
 from feedrate.units import parse_bytes
 
 if TYPE_CHECKING:

@@ -11,19 +11,10 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from feedrate.cli.arguments import add_size, positive
-from feedrate.cli.output import (
-    add_json_arguments,
-    check_target,
-    clean_values,
-    emit,
-    ended_like_an_interrupt,
-    say,
-    write_text,
-)
+from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
 from feedrate.errors import NotFound, SourceError, StorageError, need
 
 
@@ -55,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder to measure the file system of; may be given again "
              "(default: this node's scratch folder, else TMPDIR)")
     add("--quick", action="store_true", help="smaller files and fewer models: under 30 seconds")
-    add("--compare", metavar="PATH", type=Path, help="show beside it what --json wrote on another machine")
-    add("--markdown", metavar="PATH", type=Path, help="write the result as a page to share, too")
-    add_json_arguments(machine, overwritten="the files of --json and --markdown")
+    add_json_arguments(machine)
 # fmt: on
 
 
@@ -126,29 +115,26 @@ def _holds_images(folder: Path) -> bool:
 def run_machine(arguments: argparse.Namespace) -> int:
     """Measure disks, cores, memory, the GPU and standard models on this machine.
 
-    'feedrate bench machine' says how long copying 1 GB takes, as one file and as 10,000, how
-    files are read, cold and from memory, how fast images are decoded on one core, on all and
-    on the GPU, and how many images per second standard models take on this device.
+    'feedrate bench machine' says how files are read and written, cold and from memory, how fast
+    images are decoded on one core, on all and on the GPU, and how many images per second
+    standard models take on this device.
 
-    It writes below the folders that --store names, in a folder of its own, at most 2 GB at a
+    It writes below the folders that --store names, in a folder of its own, at most 1 GB at a
     time, and removes that at the end. What it found is kept for 'feedrate plan' and 'feedrate
-    estimate'; what --json and --markdown write names no node, user or folder but the stores.
+    estimate'; what --json writes names no node, user or folder but the stores.
     """
-    from feedrate.bench.machine import COMMAND, bench_machine, choose_stores, load_result
+    from feedrate.bench.machine import bench_machine, choose_stores
     from feedrate.model.numbers import save_numbers
-    from feedrate.report.bench_machine import draw_machine, write_page
+    from feedrate.report.bench_machine import draw_machine
 
-    if arguments.markdown is not None:
-        check_target(arguments.markdown, force=arguments.force)
-    other = None if arguments.compare is None else clean_values(load_result(arguments.compare))
     stores = choose_stores(arguments.stores)
     with ended_like_an_interrupt():
         result, numbers = bench_machine(stores, is_quick=arguments.quick, say=say)
     try:
-        say(f"kept for 'feedrate plan' and 'feedrate estimate': {save_numbers(numbers)}")
+        if result.busy:
+            say(f"not kept for other commands, as {result.busy}: type it again when they have ended")
+        else:
+            say(f"kept for 'feedrate plan' and 'feedrate estimate': {save_numbers(numbers)}")
     except StorageError as error:
         say(f"not kept for other commands: {error}")
-    if arguments.markdown is not None:
-        write_text(arguments.markdown, write_page(clean_values(result), other))
-        say(f"wrote {arguments.markdown}")
-    return emit(arguments, COMMAND, result, partial(draw_machine, other=other))
+    return emit(arguments, "bench machine", result, draw_machine)

@@ -60,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     what_if = parse_what_if(arguments.what_if)
     what_if.check_gpu(model)
     with ended_like_an_interrupt():
-        survey = survey_dataset(dataset, seconds=arguments.seconds, crop=arguments.crop, say=say)
+        survey = survey_dataset(
+            dataset, seconds=arguments.seconds, crop=arguments.crop, workers=arguments.workers, say=say
+        )
         node = describe_node(
             dataset, scratch=arguments.scratch, model=model, model_rate=rate, numbers=load_numbers(), say=say
         )

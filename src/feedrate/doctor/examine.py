@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from feedrate.doctor.analyse.call_data import list_others
+from feedrate.doctor.analyse.call_draft import find_images
 from feedrate.doctor.analyse.data_files import (
     describe_data,
     describe_pack,
@@ -19,14 +19,14 @@ from feedrate.doctor.analyse.data_files import (
     time_pack_images,
 )
 from feedrate.doctor.analyse.data_folders import LoaderFacts
-from feedrate.doctor.analyse.loader_call import find_call
+from feedrate.doctor.analyse.loader_call import find_call, list_others
 from feedrate.doctor.analyse.machine import MachineTrace, read_machine
 from feedrate.doctor.analyse.machine_summary import DataFiles, MachineSummary, look_around
 from feedrate.doctor.analyse.metrics import Measured, Tried
-from feedrate.doctor.analyse.records import Fact, Process, Recording, read_run
+from feedrate.doctor.analyse.records import Process, Recording, read_run
 from feedrate.doctor.analyse.sample import PACK_LOADER
 from feedrate.doctor.analyse.summarise import measure
-from feedrate.doctor.analyse.timeline import build_loop, count_steps
+from feedrate.doctor.analyse.timeline import build_loops, count_steps
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
@@ -91,57 +91,55 @@ def judge_run(
 
 
 def measure_run(recording: Recording, trace: MachineTrace, options: DoctorOptions) -> Measured | None:
-    main = next(iter(recording.mains), None)
-    loop = build_loop(main, options.warmup_steps) if main is not None else None
-    if main is None or loop is None:
+    """Sum up a recording, with what is tried of the script's own files now; None: too few steps were made."""
+    loops = build_loops(recording, options.warmup_steps)
+    if not loops:
         return None
+    main, loop = recording.main_of(min(loops)), loops[min(loops)]
     facts = LoaderFacts.of(main, loop.loader)
-    loader, batch = facts.loader, facts.batch
-    pack = _find_pack(main, loader)
+    pack = _find_pack(main, facts)
     data = describe_data(recording, loop.loaders, facts) if pack is None else describe_pack(pack)
-    machine = _add_scratch(look_around(main, loop, trace, data, loader, batch), options.scratch)
+    machine = _add_scratch(look_around(main, loop, trace, data, facts), options.scratch)
     names = {p.name(r["name"]) for p in recording.processes for r in p.of(layout.PART)}
-    tried = _try_parts(data, pack, loader, batch, names, machine)
-    measured = measure(recording, machine, warmup=options.warmup_steps, tried=tried)
-    if measured is None:
-        return None
+    tried = _try_parts(data, pack, facts, names, machine)
+    measured = measure(recording, loops, machine, tried)
     call = find_call(measured, list_others(recording, main, loop.loaders))
     node = main.last("process").get("node")
     ranks = sum(process.last("process").get("node") == node for process in recording.mains)
-    trial, unseen = _try_loader(data, loader, batch, names, ranks, {} if call is None else call.options)
+    trial, unseen = _try_loader(data, facts, names, ranks, {} if call is None else call.options)
+    notes = [unseen] if unseen else []
     if data is not None and not data.folder:
         shown = " and ".join(dict.fromkeys(os.path.dirname(path) for path in (data.images or ())[:1]))
         where = f" ({shown}, for one)" if shown else ""
-        machine = replace(machine, notes=(*machine.notes, (
+        notes.insert(0, (
             f"which folder to pack: files were read in several places{where}, and IMAGES stands for it"
-        )))  # fmt: skip
-    if unseen:
-        machine = replace(machine, notes=(*machine.notes, unseen))
+        ))  # fmt: skip
+    machine = replace(machine, notes=(*machine.notes, *notes))
     return replace(measured, tried=replace(tried, call=call, trial=trial), machine=machine)
 
 
 def _try_parts(
-    data: DataFiles | None, pack: str | None, loader: Fact, batch: Fact, names: Collection[str],
+    data: DataFiles | None, pack: str | None, facts: LoaderFacts, names: Collection[str],
     machine: MachineSummary,
 ) -> Tried:  # fmt: skip
     """Time our decoder on the script's files, and samples like its own in our cache."""
-    is_of_pack, shape = loader.get("class") == PACK_LOADER, _image_shape(batch)
-    size = None if shape is None else shape[0]
+    is_of_pack, shape = facts.get("class") == PACK_LOADER, find_images(facts.batch)
+    size = None if shape is None else (shape.height, shape.width)
     kernel = images = None
     if data is not None and data.images:
         crops = any(crop in name for name in names for crop in CROPS)
-        at_once = min(max(int(loader.get("num_workers") or 0), 1), max(int(machine.cores), 1))
+        at_once = min(max(int(facts.get("num_workers") or 0), 1), max(int(machine.cores), 1))
         kernel = time_kernel(data.images, size, crops=crops, at_once=at_once)
     if pack is not None and is_of_pack:
-        images = time_pack_images(pack, size, str(loader.get("image") or ""))
+        images = time_pack_images(pack, size, str(facts.get("image") or ""))
     if is_of_pack:
         return Tried(kernel, images)
-    return Tried(kernel, images, kept_s=time_kept(batch), keeping_s=time_keeping(batch))
+    return Tried(kernel, images, kept_s=time_kept(facts.batch), keeping_s=time_keeping(facts.batch))
 
 
-def _find_pack(main: Process, loader: Fact) -> str | None:
+def _find_pack(main: Process, facts: LoaderFacts) -> str | None:
     """Return the folder of the pack that samples come from; None: they come from none on this machine."""
-    name = loader.get("pack")
+    name = facts.get("pack")
     if not isinstance(name, str):
         return None
     folder = os.path.join(str(main.last("process").get("cwd") or ""), name)
@@ -149,29 +147,17 @@ def _find_pack(main: Process, loader: Fact) -> str | None:
 
 
 def _try_loader(
-    data: DataFiles | None, loader: Fact, batch: Fact, names: Collection[str],
-    ranks: int, recognised: Mapping[str, object],
+    data: DataFiles | None, facts: LoaderFacts, names: Collection[str], ranks: int,
+    recognised: Mapping[str, object],
 ) -> tuple[LoaderTrial | None, str]:  # fmt: skip
     """Drain the script's image files as a feedrate.Loader would; without a trial, say why."""
-    shape = _image_shape(batch)
+    shape = find_images(facts.batch)
     if data is None or not data.images or shape is None:
         return None, ""
-    size, channels = shape
-    wanted = loader.get("batch_size") or batch.get("samples")
-    guessed = guess_options(names, size, wanted if isinstance(wanted, int) else 1, channels)
+    wanted = facts.get("batch_size") or facts.batch.get("samples")
+    batch, channels = wanted if isinstance(wanted, int) else 1, 1 if shape.channels == 1 else 3
+    guessed = guess_options(names, (shape.height, shape.width), batch, channels)
     return try_loader(data.images, options_of(recognised, guessed), ranks=ranks)
-
-
-def _image_shape(batch: Fact) -> tuple[tuple[int, int], int] | None:
-    """Return height and width of the batch's images, and their channels that are decoded: 1 or 3."""
-    tensors = batch.get("tensors")
-    for tensor in tensors if isinstance(tensors, list) else ():
-        shape = [int(side) for side in tensor.get("shape") or ()]
-        if len(shape) == 4 and shape[1] in (1, 3, 4):
-            return (shape[2], shape[3]), 1 if shape[1] == 1 else 3
-        if len(shape) == 4 and shape[3] in (1, 3, 4):
-            return (shape[1], shape[2]), 1 if shape[3] == 1 else 3
-    return None
 
 
 def _add_scratch(machine: MachineSummary, asked: Path | None) -> MachineSummary:

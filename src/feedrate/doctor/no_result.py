@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from feedrate.doctor.analyse.machine import MachineTrace, Means, read_machine
@@ -59,34 +59,20 @@ def judge_death(observed: Observed, recording: Recording, trace: MachineTrace) -
         numbers={"workers": workers, "shm_bytes": size},
         remedies=(remedy,),
     )
+    run = RunFacts(
+        mode="ended", exit_code=observed.exit_code, seconds=observed.seconds, steps=0, warmup_steps=0,
+        samples_per_step=0.0, seconds_per_step=0.0, samples_per_s=0.0, exposed_wait_share=0.0,
+        device="unknown", ranks=1, workers=workers, usable_cores=measure_usable_cores(),
+        unseen=("the run ended before its first steps",), experiments=(),
+    )  # fmt: skip
     return Diagnosis(
         command=observed.command,
         verdict=f"{entry.title}; the run died of it.",
         findings=(finding,),
         remedies=(remedy,),
-        run=_run_facts(observed, workers),
+        run=run,
         curves=trace.curves(observed.started_ns, _END_NS),
         machine=describe_machine(),
-    )
-
-
-def _run_facts(observed: Observed, workers: int) -> RunFacts:
-    return RunFacts(
-        mode="ended",
-        exit_code=observed.exit_code,
-        seconds=observed.seconds,
-        steps=0,
-        warmup_steps=0,
-        samples_per_step=0.0,
-        seconds_per_step=0.0,
-        samples_per_s=0.0,
-        exposed_wait_share=0.0,
-        device="unknown",
-        ranks=1,
-        workers=workers,
-        usable_cores=measure_usable_cores(),
-        unseen=("the run ended before its first steps",),
-        experiments=(),
     )
 
 
@@ -181,56 +167,58 @@ def check_seen(observed: Observed) -> None:
     Raises:
         DoctorError: it did not, in a sentence; carries the exit code for the shell.
     """
-    kinds: set[str] = set()
-    alone: Mapping[str, Any] | None = None
-    framework: Mapping[str, Any] | None = None
+    last: dict[str, Mapping[str, Any]] = {}  # of each kind
     error: str | None = None
     for fact in read_facts(observed.run_folder):
-        kinds.add(str(fact.get("kind")))
-        alone = fact if fact.get("kind") == "no-loader" else alone
-        framework = fact if fact.get("kind") == "framework" else framework
+        last[str(fact.get("kind"))] = fact
         if fact.get("kind") == "end" and fact.get("error"):
             error = str(fact["error"])
-    if "batch" in kinds:
+    if "batch" in last:
         return
-    message, hint = _explain(observed, kinds, error)
-    is_plain = "plain" in kinds
+    message, hint = _explain(observed, last.keys(), error)
+    alone, framework, is_plain = last.get("no-loader"), last.get("framework"), "plain" in last
     if observed.interrupted or not (observed.exit_code or error):
         if alone is not None:
             message, hint = _explain_alone(observed, alone)
-        elif framework is not None and "loader" not in kinds and (is_plain or observed.standstill is None):
+        elif framework is not None and "loader" not in last and (is_plain or observed.standstill is None):
             message, hint = explain_framework(observed, framework)
     if alone is not None or is_plain:
         message += _word_hottest(observed)
     raise DoctorError(message, hint=hint, exit_code=observed.exit_code or 1)
 
 
-def _explain(observed: Observed, kinds: set[str], error: str | None) -> tuple[str, str | None]:
+def _explain(observed: Observed, kinds: Collection[str], error: str | None) -> tuple[str, str | None]:
+    at_loaders = f"the doctor examines programs that load data with a {LOADERS}; {_point_to_watch(observed)}"
     if observed.standstill is not None:
         hint = "a longer --seconds waits longer"
         if "plain" in kinds:
-            hint = "; ".join([_point_to_loaders(observed), *([hint] if "torch" in kinds else [])])
+            hint = f"{at_loaders}; {hint}" if "torch" in kinds else at_loaders
         return f"{observed.standstill}; it was ended", hint
     is_told = observed.interrupted or error is not None
     if not is_told and shutil.disk_usage(observed.run_folder).free < _LEAST_BYTES:
         folder = observed.run_folder.parent
         return f"{folder} is full, so nothing could be recorded", "make room, or set TMPDIR to another folder"
     if not kinds:
-        return _explain_silence(observed)
+        message = "no Python process of this command loaded the hook, so nothing was seen"
+        if observed.interrupted:
+            message = (
+                "interrupted before a Python process of this command had loaded the hook: nothing was seen"
+            )
+        elif observed.exit_code:
+            message += f"; the command {describe_end(observed)}"
+        return message, f"{_suggest(observed.command)}; {_point_to_watch(observed)}"
     if observed.interrupted:
         return "interrupted before the first batch: there is nothing to say yet", None
     if observed.exit_code or error:
-        because = f": {_first_line(error)}" if error else ""
+        first = next(iter((error or "").strip().splitlines()), "")
+        because = f": {first if len(first) <= 300 else first[:300] + ' ...'}" if error else ""
         return f"the command {describe_end(observed)} before its first batch{because}", None
     if "torch" not in kinds:
-        return (
-            "the command never imported torch, so there was no data loading to watch",
-            _point_to_loaders(observed),
-        )
+        return "the command never imported torch, so there was no data loading to watch", at_loaders
     if "loader" not in kinds:
         return (
             f"the command never made a {LOADERS}, so there was no data loading to watch",
-            f"data that a script loads by other means is not seen; {_point_to_watch(observed)}",
+            f"how a script loads its data without them cannot be observed; {_point_to_watch(observed)}",
         )
     return "the command made a loader, but never took a batch from it", None
 
@@ -242,7 +230,7 @@ def _explain_alone(observed: Observed, alone: Mapping[str, Any]) -> tuple[str, s
         f"the command made {steps:,} optimizer steps, {format_seconds(step_s)} each, and asked no {LOADERS} "
         f"for a batch{_split_alone(observed)}"
     )
-    hint = "data that a script loads by other means is not seen: give it to one of these"
+    hint = "how a script loads its data without them cannot be observed: give it to one of these"
     return message, f"{hint}; {_point_to_watch(observed)}"
 
 
@@ -275,19 +263,6 @@ def _word_hottest(observed: Observed) -> str:
     return f"; {hot.share:.0%} of the looks at it are at {hot.place} ({hot.function})"
 
 
-def _explain_silence(observed: Observed) -> tuple[str, str | None]:
-    message = "no Python process of this command loaded the hook, so nothing was seen"
-    if observed.interrupted:
-        message = "interrupted before a Python process of this command had loaded the hook: nothing was seen"
-    elif observed.exit_code:
-        message += f"; the command {describe_end(observed)}"
-    return message, f"{_suggest(observed.command)}; {_point_to_watch(observed)}"
-
-
-def _point_to_loaders(observed: Observed) -> str:
-    return f"the doctor examines programs that load data with a {LOADERS}; {_point_to_watch(observed)}"
-
-
 def _point_to_watch(observed: Observed) -> str:
     return f"what can be seen from outside: {shlex.join(observed.command)} & feedrate watch $!"
 
@@ -314,8 +289,3 @@ def describe_end(observed: Observed) -> str:
     except ValueError:
         name = f"signal {observed.signal}"
     return f"was ended by {name}" + (" (out of memory?)" if observed.signal == signal.SIGKILL else "")
-
-
-def _first_line(text: str) -> str:
-    line = text.strip().splitlines()[0] if text.strip() else ""
-    return line if len(line) <= 300 else line[:300] + " ..."

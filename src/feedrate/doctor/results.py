@@ -16,6 +16,22 @@ from feedrate.units import format_factor, is_number
 GAIN_WORTH_NAMING = 1.03  # below this a prediction is not worth a change to a script
 CONTENDED = "contended"  # the code of the finding that others use the machine
 DOCUMENT_VERSION = 1  # of the documents that can be read back
+# The run and its experiments, by what the hook calls them, in words for the user.
+PHASE_NAMES = {
+    "real": "the run itself",
+    "drain": "the loader alone",
+    "again": "the same samples again",
+    "trial": "other workers",
+    "replay": "training on batches kept in memory",
+    "replay-half-precision": "half precision",
+    "replay-channels-last": "channels last",
+    "replay-loader-layout": "laid out as a Loader's",
+}
+
+
+def name_phase(phase: str) -> str:
+    """Return what the user is told that a phase of the run is."""
+    return PHASE_NAMES.get(phase, phase)
 
 
 @dataclass(frozen=True, slots=True)

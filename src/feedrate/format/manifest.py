@@ -22,8 +22,7 @@ from feedrate import documents
 from feedrate.documents import Stored
 from feedrate.errors import NotFound, PackError, suggest_path
 from feedrate.format import containers
-from feedrate.format.entries import AUTO, find_entries
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import AUTO, Coding, Field, Kind, find_entries
 from feedrate.units import shell_quote
 
 

@@ -165,33 +165,22 @@ def decode_one(
         raise ValueError(f'mode must be "RGB" or "L", got {mode!r}')
     if size is not None and (size[0] < 1 or size[1] < 1):
         raise ValueError(f"size must be at least 1 x 1, got {size[0]} x {size[1]}")
-    array = as_bytes(data)
-    width, height, stored_mode, status, words = measure(data, ask_pillow=nearest)
+    width, height, stored_mode = measure(data, ask_pillow=nearest)
     channels = 3 if (stored_mode if nearest else mode) == "RGB" else 1
     if box is None and width * height > pillow.most_pixels():
         raise ValueError(pillow.say_too_large(width, height))
     left, top, right, bottom = box or (0, 0, width, height)
     _check_box((left, top, right, bottom), width, height)
     rows, columns = size or (bottom - top, right - left)
-    out = np.empty((rows, columns, channels), np.uint8)
-    if not nearest and (status == Status.OK or len(entries)):
-        status, words = native.decode_one(
-            array, as_bytes(entries), (left, top, right, bottom), out.reshape(-1), out.shape, flip, filter_,
-            is_pillow_older(np.array([filter_])),
-        )  # fmt: skip
-        if status == Status.OK:
-            return out * WIDEN if depth == "uint16" else out
-        if status == Status.BAD_ENTRIES:
-            raise ValueError(words)
-    pixels = np.empty(out.shape, np.uint16) if depth == "uint16" and not nearest else out
-    filled, said = fill_by_pillow(
-        data, pixels, (left, top, right, bottom), flip, None if nearest else filter_, depth=depth
+    out = np.empty((rows, columns, channels), np.uint16 if depth == "uint16" and not nearest else np.uint8)
+    status, words, _ = _decode_alone(
+        data, entries, (left, top, right, bottom), out, flip, None if nearest else filter_, depth
     )
-    if filled == Status.TOO_DEEP:
-        raise TooDeep(said)
-    if filled != Status.OK:
-        raise ValueError(words if status == Status.CORRUPT else said)
-    return pixels
+    if status == Status.TOO_DEEP:
+        raise TooDeep(words)
+    if status != Status.OK:
+        raise ValueError(words)
+    return out
 
 
 def check_size(
@@ -246,8 +235,8 @@ def profile_decode(
     return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
 
 
-def measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, int, str]:
-    """Return width, height, Pillow's mode if it was asked, and what the kernel says: a status, and words.
+def measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str]:
+    """Return width, height, and Pillow's mode if it was asked.
 
     Raises:
         ValueError: nobody knows its size, or the file is too short for that many pixels; in words.
@@ -256,9 +245,9 @@ def measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str, in
     if status == Status.CORRUPT and _claims_too_much(width, height, data):
         raise ValueError(words)
     if not ask_pillow and width and status != Status.CORRUPT:
-        return width, height, "", status, words
+        return width, height, ""
     try:
-        return (*pillow.measure(data), status, words)
+        return pillow.measure(data)
     except pillow.Undecodable as error:
         raise ValueError(words if status == Status.CORRUPT else str(error)) from error
 
@@ -411,7 +400,7 @@ def decode_crops(
         counted = None
         if picture is None or inside is None:
             status, words, counted = _decode_alone(
-                images[number], entries[number], box, out[i], flip, filter_, is_older, depth
+                images[number], entries[number], box, out[i], flip, filter_, depth, is_older
             )
             if status != Status.OK:
                 statuses[i], reasons[i] = status, words
@@ -492,12 +481,22 @@ def _decode_window(data: Any, entries: Any, window: _Window, depth: Depth | None
 
 
 def _decode_alone(
-    data: Any, entries: Any, box: Box, out: U8, flip: bool, filter_: int, is_older: bool, depth: Depth | None
-) -> tuple[int, str, str | None]:
-    """Decode one crop; return a status, its words, and why it went through Pillow, if it did."""
-    status, words = native.decode_one(
-        as_bytes(data), as_bytes(entries), box, out.reshape(-1), (*out.shape[:2], 3), flip, filter_, is_older
-    )
+    data: Any, entries: Any, box: Box, out: Pixels, flip: bool, filter_: int | None, depth: Depth | None,
+    is_older: bool | None = None,
+) -> tuple[int, str, str | None]:  # fmt: skip
+    """Decode one crop; return a status, its words, and why it went through Pillow, if it did.
+
+    No filter: it is a mask. `is_older`: as `is_pillow_older` says it of this filter, or of more.
+    """
+    status, words = int(Status.NOT_TAKEN), "mask"
+    if filter_ is not None:
+        narrow = out if out.dtype == np.uint8 else np.empty(out.shape, np.uint8)
+        is_older = is_pillow_older(np.array([filter_])) if is_older is None else is_older
+        status, words = native.decode_one(
+            as_bytes(data), as_bytes(entries), box, narrow.reshape(-1), out.shape, flip, filter_, is_older
+        )
+        if status == Status.OK and narrow is not out:
+            np.multiply(narrow, WIDEN, out=out)
     if status == Status.OK:
         return status, "", None
     if status not in (Status.NOT_TAKEN, Status.CORRUPT):

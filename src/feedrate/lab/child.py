@@ -32,7 +32,11 @@ class RunFailed(FeedrateError):
 
 
 def run_in_process(
-    function: str, arguments: Mapping[str, object], *, python: str = sys.executable
+    function: str,
+    arguments: Mapping[str, object],
+    *,
+    python: str = sys.executable,
+    timeout_s: float | None = None,
 ) -> tuple[dict[str, Any], int]:
     """Call `module:function` with keyword arguments that JSON can carry; return its result and peak memory.
 
@@ -52,7 +56,9 @@ def run_in_process(
         watch = _MemoryWatch(process.pid)
         try:
             watch.start()
-            output, _ = process.communicate(json.dumps(dict(arguments)).encode())
+            output, _ = process.communicate(json.dumps(dict(arguments)).encode(), timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise RunFailed(f"the process of {function} did not end in {timeout_s:.0f} s") from error
         finally:
             watch.stop()
             _end_tree(process)

@@ -259,7 +259,6 @@ class Assembler:
         return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
 
     def _ask(self, wanted: Wanted, field: Field, places: Places, geometry: Geometry) -> PackRequest:
-        """Return what is wanted of a field, for the GPU."""
         from feedrate.loader.device.gpu_decode import PackRequest
 
         height, width, channels = self.rings[wanted.name].shape[1:]

@@ -132,7 +132,7 @@ class KeptSamples:
         self._called_at = called_at
         self._store = store
         # Of a disk, what is read must be checked as a whole: it is copied.
-        kinds = zip(store.paths, store.tiers, strict=True)
+        kinds = zip(store.opened.paths, store.tiers, strict=True)
         self._views = [Views(path) if tier.kind == "ram" else None for path, tier in kinds]
         self._is_frozen = False
         self._has_made = False
@@ -143,7 +143,7 @@ class KeptSamples:
                 views.close()
 
     def find(self, numbers: list[int]) -> list[Any]:
-        located = self._store.locate(np.array(numbers, np.int64))
+        located = self._store.opened.locate(np.array(numbers, np.int64))
         return [
             self._read(number, row) if is_there else ABSENT
             for number, is_there, row in zip(numbers, located.found.tolist(), located.rows, strict=True)
@@ -152,14 +152,14 @@ class KeptSamples:
     def _read(self, number: int, row: Any) -> Any:
         memory = self._open_view(number, row)
         if memory is None:
-            copy = self._store.read(row)
+            copy = self._store.opened.read(row)
             if copy is None:
                 return ABSENT
             memory = np.frombuffer(copy, np.uint8)
         try:
             return decode(memory)
         except Damaged:
-            self._store.discard(row)
+            self._store.opened.discard(row)
             return ABSENT
 
     def _open_view(self, number: int, row: Any) -> U8 | None:
@@ -168,7 +168,7 @@ class KeptSamples:
             return None
 
         def is_still_there() -> bool:
-            again = self._store.locate(np.array([number], np.int64))
+            again = self._store.opened.locate(np.array([number], np.int64))
             return bool(again.found[0]) and bool(again.rows[0].tobytes() == row.tobytes())
 
         view: U8 | None = views.open(offset, length, is_still_there)
@@ -194,7 +194,9 @@ class KeptSamples:
 
     def _look_twice(self, dataset: Any, number: int, data: U8, read_bytes: int) -> int:
         """Make the first sample once more: is it the same? And what is read, when all is imported?"""
-        held = [(tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._store.tier_stats()]
+        held = [
+            (tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._store.opened.tier_stats()
+        ]
         samples, size_bytes, source_bytes = (sum(column) for column in zip(*held, strict=True))
         if samples:
             return len(data) * source_bytes // size_bytes if size_bytes else 0
@@ -257,15 +259,15 @@ class KeptSamples:
     def _list_held(self) -> list[int]:
         """Return numbers of samples that are kept; of very many, only some."""
         numbers = np.arange(0, self._store.samples, self._store.samples // _LOOKED_AT + 1, dtype=np.int64)
-        held: list[int] = numbers[self._store.locate(numbers).found].tolist()
+        held: list[int] = numbers[self._store.opened.locate(numbers).found].tolist()
         return held
 
     def _freeze(self) -> None:
         """No room for a sample: go on if it was an unusually large one, else try no more."""
-        tiers = self._store.tier_stats()
+        tiers = self._store.opened.tier_stats()
         samples = sum(tier.samples for tier in tiers)
         usual_bytes = sum(tier.size_bytes for tier in tiers) // max(samples, 1)
-        self._is_frozen = bool(samples) and not self._store.has_room(usual_bytes)
+        self._is_frozen = bool(samples) and not self._store.opened.has_room(usual_bytes)
 
 
 def _clone(dataset: Any) -> Any:
@@ -400,7 +402,7 @@ class Cached(_Mappable):
         numbers = [self._number(index) for index in indices]
         samples = mine.find(numbers)
         missing = [place for place, sample in enumerate(samples) if sample is ABSENT]
-        self._store.count(hits=len(numbers) - len(missing), misses=len(missing))
+        self._store.opened.count(hits=len(numbers) - len(missing), misses=len(missing))
         if missing:
             made = mine.make(self.dataset, [numbers[place] for place in missing])
             for place, sample in zip(missing, made, strict=True):
@@ -418,8 +420,8 @@ class Cached(_Mappable):
 
     def report(self) -> CachedReport:
         """Return what is kept and how often it was asked for, by all processes together."""
-        hits, misses = self._store.counted
-        store = self._store
+        store = self._store.opened
+        hits, misses = store.counted
         return CachedReport(
             self._length, hits, misses, store.tier_stats(), store.damaged, store.returned_bytes
         )

@@ -105,7 +105,7 @@ def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]
     numbers = job.numbers[at].tolist()
     refused = decode_whole(
         job.places.take(at), job.pixels, job.out.shape[3], job.pool, tally, depth=job.geometry.depth,
-        has_room=lambda i: store.has_room(job.measure(int(at[i]))),
+        has_room=lambda i: store.opened.has_room(job.measure(int(at[i]))),
         keep=lambda i, pixels, source_bytes, mark: _put(store, numbers[i], pixels, source_bytes, mark),
     )  # fmt: skip
     return [numbers[i] for i in refused]
@@ -258,10 +258,10 @@ class CachedPixels:
             places, pixels, geometry, out, pool, numbers=numbers, keeps_results=self._keeps_results
         )
         tally = Tally(len(numbers))
-        located = self._store.locate(numbers)
+        located = self._store.opened.locate(numbers)
         self._count(located)
         if self._fill(job, located, tally):
-            located = self._store.locate(numbers)
+            located = self._store.opened.locate(numbers)
         if job.is_mask:
             again = np.union1d(self._crop_by_pillow(job, located), np.flatnonzero(~located.found))
         else:
@@ -275,7 +275,7 @@ class CachedPixels:
         slots = [number for (name, *_), number in self._slots.items() if name == field]
         there = np.full(len(positions), bool(slots))
         for slot in slots:
-            there &= self._store.locate(slot * len(self._pack) + positions).found
+            there &= self._store.opened.locate(slot * len(self._pack) + positions).found
         return there
 
     def _count(self, located: Located) -> None:
@@ -286,12 +286,11 @@ class CachedPixels:
                 self._hits[tier] += int((tiers == tier).sum())
 
     def _fill(self, job: Job, located: Located, tally: Tally) -> bool:
-        """Put what is missing into the cache, while it has room."""
         sizes = job.sides[0] * job.sides[1] * job.out.shape[3]
         _, firsts = np.unique(job.numbers, return_index=True)
         missing = firsts[~located.found[firsts] & (sizes[firsts] > 0) & (sizes[firsts] <= LARGEST_BYTES)]
         at = np.array([i for i in missing.tolist() if int(job.numbers[i]) not in self._refused], np.int64)
-        if not at.size or not self._store.has_room(job.measure(int(at[sizes[at].argmin()]))):
+        if not at.size or not self._store.opened.has_room(job.measure(int(at[sizes[at].argmin()]))):
             return False
         keep = keep_results if self._keeps_results else keep_whole
         self._refused.update(keep(job, at, self._store, tally))
@@ -308,7 +307,7 @@ class CachedPixels:
         crc32c, boxes, files = np.zeros(len(found), np.uint32), job.cuts.copy(), None
         left = np.flatnonzero(~found)
         if left.size:
-            part, name, shift = job.places.take(left), job.pixels.name, len(self._store.paths)
+            part, name, shift = job.places.take(left), job.pixels.name, len(self._store.opened.paths)
             files, images, entries = part.pack.find_values(name, part.rows, part.positions, with_entries=True)
             assert entries is not None
             for whole_batch, ranges in ((places, images), (tables, entries)):
@@ -368,7 +367,7 @@ class CachedPixels:
 
     def _join(self, files: kernel.Files | None) -> kernel.Files:
         """Return the cache's files and, behind them, others."""
-        paths = self._store.paths
+        paths = self._store.opened.paths
         if files is not None and files is not self._pack.files:
             return kernel.Files([*paths, *files.paths])
         joined = self._joined
@@ -378,7 +377,7 @@ class CachedPixels:
 
     def _discard(self, row: Rows) -> None:
         # Given back for want of memory is no damage.
-        if self._store.discard(row) and not self._is_damage_told:
+        if self._store.opened.discard(row) and not self._is_damage_told:
             self._is_damage_told = True
             warnings.warn(
                 "samples in the cache are not what was put there: they come from the pack again "
@@ -399,7 +398,7 @@ class CachedPixels:
             others = positions if tier is None else positions[~tier.has(name, positions)]
             parts.append(slot * len(self._pack) + others)
         numbers = np.concatenate(parts)
-        store = self._store
+        store = self._store.opened
         tiers = store.tier_stats(numbers)
         with self._lock:
             counted = tuple(replace(tier, hits=hits) for tier, hits in zip(tiers, self._hits, strict=True))

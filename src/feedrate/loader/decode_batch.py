@@ -23,7 +23,7 @@ from feedrate import kernel
 from feedrate.arrays import I32, I64, U8, U32
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
-from feedrate.format.entries import GPU as BYTES_PER_ENTRY
+from feedrate.format.fields import GPU as BYTES_PER_ENTRY
 from feedrate.format.fields import Kind
 from feedrate.kernel import Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels

@@ -324,7 +324,6 @@ def _fill(
     crop: Pixels, decoded: Pixels, i: int, geometry: Geometry, across: _Axis, down: _Axis,
     operation: RandomCrop, pixels: Field,
 ) -> None:  # fmt: skip
-    """Make a crop of what was decoded for it."""
     if geometry.flips[i]:  # so is what was decoded
         decoded, crop = decoded[:, ::-1], crop[:, ::-1]
     height, width = crop.shape[:2]

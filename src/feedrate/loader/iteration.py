@@ -134,7 +134,6 @@ class EpochRun:
         return feed
 
     def _make(self, step: int) -> Batch:
-        """Make a batch; in a maker's thread."""
         with self._meter.stage("order"):
             slots = self._shares.slots(step)
             positions = self._find(slots)

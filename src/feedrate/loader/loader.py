@@ -151,7 +151,6 @@ class Loader:
         return iterator
 
     def _begin(self) -> tuple[Feed[Batch], Shares, Cursor]:
-        """Start to make the batches of the upcoming epoch."""
         setup, resources = self._setup, self._resources
         self._cursor = cursor = self._upcoming()
         order = setup.order.at(cursor.epoch)

@@ -209,7 +209,6 @@ class ThreadController:
         return number if number > self._too_few else self.threads
 
     def _judge(self, trial: Trial) -> None:
-        """Keep the number that is tried, or go back."""
         seen, before = mean_window(self._windows), trial.before
         gain = seen.rate / before.rate - 1
         if len(self._windows) < 2 and abs(gain) < CLEAR:

@@ -152,8 +152,6 @@ def _choose_batch(samples: Samples, options: TrialOptions, cores: int) -> int:
 
 
 class _Maker:
-    """Makes the batches of a trial."""
-
     def __init__(
         self, samples: Samples, options: TrialOptions, batch: int, pool: kernel.Pool | None = None
     ) -> None:

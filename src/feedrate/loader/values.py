@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -195,17 +196,11 @@ def to_torch(value: Any, kind: Kind | None) -> Any:
 
 
 def make_collate(output: Output) -> Callable[[list[Any]], Any]:
-    return _collate_torch if output == "torch" else _collate_numpy
-
-
-def _collate_numpy(samples: list[Any]) -> Any:
-    return _collate(samples, to_tensor=None)
-
-
-def _collate_torch(samples: list[Any]) -> Any:
+    if output != "torch":
+        return partial(_collate, to_tensor=None)
     import torch
 
-    return _collate(samples, to_tensor=torch.from_numpy)
+    return partial(_collate, to_tensor=torch.from_numpy)
 
 
 def _collate(samples: list[Any], to_tensor: Callable[[Any], Any] | None) -> Any:

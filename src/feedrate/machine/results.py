@@ -108,21 +108,20 @@ class StoreSpeed:
         path: a folder on it; `kind`: of file system, as in Storage.
         file_s: opening a file and reading its first bytes, one file after another.
         stat_s: asking for the size of a file whose name is not known yet; None: not tried.
-        list_s: listing, per entry of a folder; `folder_s`: per folder.
         read_s: one read of a few KB somewhere in a file that is open.
         warm_file_s, warm_bytes_per_s: the same file again at once. None: no time was left for it.
         keeps_pages: whether a second read of a file came from memory; None: not known.
         write_bytes_per_s, create_s: writing one file, and what a small new one takes; None: not tried.
         streams: readers at a time, when `files_per_s` and `total_bytes_per_s` were measured.
         cold_share: the part of what was read that was not in memory before; None: not known.
+        copy_bytes_per_s: what `feedrate stage` got of files that lie there, a whole folder's asked for and
+            read; None: not tried, or too few of them were not in memory.
         shared_bytes_per_s: what it gives all nodes together; None: not known, and taken to be what one gets.
     """
 
     path: str
     kind: str
     file_s: Figure
-    list_s: Figure | None
-    folder_s: Figure | None
     read_s: Figure
     stream_bytes_per_s: Figure
     total_bytes_per_s: Figure
@@ -136,6 +135,7 @@ class StoreSpeed:
     create_s: Figure | None = None
     stat_s: Figure | None = None
     shared_bytes_per_s: Figure | None = None
+    copy_bytes_per_s: Figure | None = None
 
     @property
     def is_memory(self) -> bool:
@@ -160,7 +160,6 @@ class MachineNumbers:
         stores: by mount point.
         decode_images_per_s: of one core, crops of photographs like ImageNet's: `pillow`, `feedrate`.
         core_gain: what all usable cores decode together, divided by what one does.
-        memory_bytes_per_s: copying within memory.
         to_device_bytes_per_s: from pinned memory to the first GPU.
         models: by name, on the first GPU, or on the CPU where there is none.
     """
@@ -171,7 +170,6 @@ class MachineNumbers:
     stores: Mapping[str, StoreSpeed]
     decode_images_per_s: Mapping[str, Figure]
     core_gain: Figure
-    memory_bytes_per_s: Figure
     to_device_bytes_per_s: Figure | None
     gpu_decode_images_per_s: Figure | None
     models: Mapping[str, ModelRates]

@@ -42,6 +42,7 @@ class Store:
     write_bytes_per_s: float
     create_s: float
     keeps_pages: bool
+    copy_bytes_per_s: float | None = None
 
     def shared_by(self, nodes: int, shared_bytes_per_s: float | None = None) -> Store:
         """Return what one of several nodes has of it when all read at once.
@@ -49,8 +50,10 @@ class Store:
         `shared_bytes_per_s`: what it gives all of them; None: what one was seen to get.
         """
         each = share(self.total_bytes_per_s, shared_bytes_per_s, nodes)
-        files_per_s = self.files_per_s * each / self.total_bytes_per_s
-        return replace(self, total_bytes_per_s=each, files_per_s=files_per_s)
+        part = each / self.total_bytes_per_s
+        copied = self.copy_bytes_per_s and self.copy_bytes_per_s * part
+        files_per_s = self.files_per_s * part
+        return replace(self, total_bytes_per_s=each, files_per_s=files_per_s, copy_bytes_per_s=copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +152,19 @@ def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch
 
 
 def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> float:
-    """Return how long `feedrate stage` takes: asking for sizes, then reading, several files at a time."""
+    """Return how long `feedrate stage` takes: asking for sizes, then reading, several files at a time.
+
+    Where its copier was tried on such files, that says what reading takes; else single calls are added up.
+    """
     streams = min(COPY_STREAMS, max(files, size_bytes / COPY_BLOCK_BYTES, 1.0))
+    writing = size_bytes / target.write_bytes_per_s + files * target.create_s / streams
+    if source.copy_bytes_per_s:
+        return START_S + files * COPY_FILE_S + soft_max(size_bytes / source.copy_bytes_per_s, writing)
     copying = soft_max(
         (files * source.file_s + size_bytes / source.stream_bytes_per_s) / streams,
         size_bytes / source.total_bytes_per_s,
         files / source.files_per_s,
-        size_bytes / target.write_bytes_per_s + files * target.create_s / streams,
+        writing,
     )
     return START_S + files * (source.stat_s / streams + COPY_FILE_S) + copying
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from feedrate.errors import UsageError
 from feedrate.format import containers
-from feedrate.format.entries import AUTO, parse_entries
+from feedrate.format.fields import AUTO, parse_entries
 from feedrate.packing.mapping import Map, check_findable
 from feedrate.packing.recode import Recode
 from feedrate.source.options import FieldSpec, SourceOptions

@@ -23,7 +23,7 @@ from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_raw
 from feedrate.kernel import U8, pillow
 from feedrate.packing.values import ImageFacts, set_upright
-from feedrate.source.values import UnusableValue, dump_array
+from feedrate.source.record import UnusableValue, dump_array
 
 if TYPE_CHECKING:
     from feedrate.packing.results import Recoded

@@ -10,12 +10,11 @@ import json
 from typing import Literal, NamedTuple
 
 from feedrate import kernel
-from feedrate.format.entries import AUTO
-from feedrate.format.fields import Kind
+from feedrate.format.fields import AUTO, Kind
 from feedrate.format.raw import read_npy
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import UnusableValue
 
 _Order = Literal["little", "big"]
 _MARKER = b"Exif\0\0"

@@ -24,10 +24,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from feedrate.calls import one_ahead
 from feedrate.errors import FeedrateError
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.isolated import isolated_command
-from feedrate.one_ahead import one_ahead
 from feedrate.progress import Tick
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from feedrate.calls import map_in_time
 from feedrate.errors import NotFound, SourceError
 from feedrate.figures import Figure
 from feedrate.format.containers import FILES
-from feedrate.format.fields import Coding, Kind
-from feedrate.format.keys import file_suffix
+from feedrate.format.fields import Coding, Kind, file_suffix
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
-from feedrate.in_time import map_in_time
 from feedrate.loader.order import count_parts
 from feedrate.loader.packs import open_pack
 from feedrate.machine.memory import measure_file_residency
@@ -36,8 +35,15 @@ from feedrate.remote.addresses import Place, explained, is_url, split_source
 from feedrate.source.bytes import Bytes
 from feedrate.source.detect import SourceKind, kind_by_name
 from feedrate.source.opening import find_files, is_pattern, open_reader
-from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Value, describe_others
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import (
+    ContainerValue,
+    FileRange,
+    Reader,
+    Record,
+    UnusableValue,
+    Value,
+    describe_others,
+)
 from feedrate.units import format_count, shell_quote
 
 _MOST_SIZES = 1500  # files that are asked for their size
@@ -68,7 +74,7 @@ class Sampled:
         total_bytes: of its files; None: of its samples.
         timed: files (path, size) that tell how the file system answers; of a folder's, whose names nobody has
             asked for yet, the largest size that they may have.
-        waited: files of which one sees how long Pillow waits for them, the same way.
+        waited, copied: files of which one sees how long Pillow waits for them, and what a copy takes.
         parts: names that `split=` takes of a pack, and of a folder's, and how many samples each has.
         unasked: files whose size is not in `sizes`, since they are left for timing.
         fetched: the same behind an address: (address of a folder, file in it, size).
@@ -94,6 +100,7 @@ class Sampled:
     notes: tuple[str, ...] = ()
     fetched: Sequence[tuple[str, bytes, int]] = ()
     waited: Sequence[str] = ()
+    copied: Sequence[str] = ()
     unasked: Sequence[str] = ()
     parts: Mapping[str, Figure] = field(default_factory=dict)
 
@@ -184,8 +191,9 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
     top = os.path.join(os.fsencode(root), b"")
     inside = [(os.fsencode(path).removeprefix(top), size) for path, size in sizes.items()]
     others, largest = tree.paths[count:] or list(sizes), max(sizes.values())
-    waited = min(_MOST_WAITED, len(others) // 4)
-    timed = [(path, sizes.get(path, largest)) for path in others[: len(others) - waited]]
+    each = min(_MOST_WAITED, len(others) // 4)
+    waited, copied, rest = others[:each], others[each : 2 * each], others[2 * each :]
+    timed = [(path, sizes.get(path, largest)) for path in rest]
     return Sampled(
         kind="folders", samples=tree.images, files=tree.images, folders=tree.folders,
         sizes=list(sizes.values()), is_all=tree.is_whole and len(answers) == tree.images.value,
@@ -193,7 +201,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
         read=partial(_read_values, root, [FileRange(path, size, path) for path, size in inside]),
         list_s=tree.list_s, is_partial=not tree.is_whole, how=tree.how,
         resident=_find_resident([file for file in sizes.items() if file[1]]), notes=tuple(notes),
-        waited=others[-waited:], unasked=tree.paths[count : count + _MOST_SIZES], parts=tree.parts,
+        waited=waited, copied=copied, unasked=tree.paths[count : count + _MOST_SIZES], parts=tree.parts,
     )  # fmt: skip
 
 
@@ -292,7 +300,8 @@ def _sample_pack(path: str, pack: Pack) -> Sampled:
         files=Figure.exactly(len(pack) if is_files else len(shards), note=note),
         folders=Figure.exactly(1), sizes=sizes[good].tolist(), is_all=count == len(pack),
         total_bytes=Figure.exactly(sum(s.size_bytes for s in shards), note=note) if kind == "pack" else None,
-        timed=timed, suffixes=Counter(file_suffix(value.path) for value in values),
+        timed=timed, copied=[path for path, _ in timed],
+        suffixes=Counter(file_suffix(value.path) for value in values),
         read=partial(_read_values, root, values), list_s=Figure.exactly(0.0), is_partial=False,
         how=format_count(len(shards), "shard"),
         resident=_find_resident(timed),
@@ -377,7 +386,7 @@ def _sample_containers(
         folders=tree.folders if tree else Figure.exactly(1), sizes=sizes,
         is_all=is_whole and len(sizes) == samples.value,
         total_bytes=Figure.exactly(total) if kind.is_container else None,
-        timed=timed, suffixes=Counter(one.suffix for one in contents),
+        timed=timed, copied=[path for path, _ in timed], suffixes=Counter(one.suffix for one in contents),
         read=lambda _: contents, list_s=Figure.within(took_s * max(total / walked, 1.0), 2.0, "measured"),
         is_partial=not is_whole, how=how if all(one.is_whole for one in looked) else f"{how}, not to the end",
         resident=resident, has_images=any(one.has_images for one in looked),

@@ -16,10 +16,10 @@ from typing import Any
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine
+from feedrate.lab.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.machine.disk import describe_storage, find_scratch, measure_room
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
-from feedrate.machine.store import PATIENCE_S, call_patiently, measure_store, measure_writes
 from feedrate.model.numbers import find_store
 from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
@@ -355,7 +355,7 @@ def _judge_memory(size: Figure, limit: Figure) -> str:
 
 
 def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: Any) -> Plan:
-    survey = survey_dataset(dataset, seconds=seconds, say=say)
+    survey = survey_dataset(dataset, seconds=seconds, workers=workers, say=say)
     found = describe_node(dataset, scratch="", say=say, **node)
     return make_plan(survey, found, epochs=2, workers=workers)
 

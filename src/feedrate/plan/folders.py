@@ -17,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
 from feedrate.figures import Figure
 from feedrate.files.tree import FolderSample, sample_folder
-from feedrate.in_time import map_in_time
 from feedrate.machine.disk import describe_storage
 from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.source.names import SPLIT_NAMES

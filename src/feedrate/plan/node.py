@@ -6,24 +6,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from feedrate.errors import StorageError
 from feedrate.figures import GIVEN, Figure
 from feedrate.files.own_folder import own_folder
+from feedrate.lab.trial_files import BRIEF, measure_files
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.gpu import describe_gpus
 from feedrate.machine.memory import MemoryGauge, read_memory_limit
 from feedrate.machine.results import Gpu, MachineNumbers, StoreSpeed
-from feedrate.machine.store import measure_store, measure_writes
 from feedrate.model.gpus import find_model_rate
 from feedrate.model.numbers import OLD_DAYS, age_days, find_store
 from feedrate.plan.results import Node
 from feedrate.units import format_bytes, format_count
 
 _MACHINE = "the machine's memory"
-_TRIAL_FILES = ((6, 8 << 20), (120, 16 << 10))  # how many, of how many bytes, to read back from scratch
 
 
 def describe_node(
@@ -143,31 +141,14 @@ def _find_scratch_speed(
     if stored is not None and stored.write_bytes_per_s is not None:
         return replace(stored, path=folder)
     say(f"measuring {folder}")
-    write, create = measure_writes(folder)
     try:
         with own_folder(folder, "feedrate-plan-", say) as inside:
-            files = _write_files(inside)
-            return replace(measure_store(str(inside), files, seconds=2.0), path=folder,
-                           write_bytes_per_s=write, create_s=create)  # fmt: skip
+            return replace(measure_files(inside, BRIEF), path=folder)
     except OSError as error:
         raise StorageError(
             f"cannot measure {folder}: {error.strerror or error}",
             hint="name a folder on a local disk that you may write to: --scratch DIR",
         ) from error
-
-
-def _write_files(folder: Path) -> list[tuple[str, int]]:
-    """Write files that are then read from the disk: their pages are dropped."""
-    files = []
-    for count, size in _TRIAL_FILES:
-        for number in range(count):
-            path = folder / f"{size}-{number}"
-            with open(path, "xb", buffering=0) as file:
-                file.write(os.urandom(size))
-                os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            files.append((os.fspath(path), size))
-    return files
 
 
 def note_age(numbers: MachineNumbers) -> tuple[str, ...]:

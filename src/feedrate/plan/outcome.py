@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feedrate.figures import ASSUMED, Figure
 from feedrate.machine.results import StoreSpeed
@@ -110,6 +110,8 @@ def name_store(name: str, store: StoreSpeed) -> dict[str, Figure]:
         or store.total_bytes_per_s.assumed("writing: as fast as reading"),
         "create_s": store.create_s or store.file_s.assumed("making a file: as long as opening one"),
     }
+    if store.copy_bytes_per_s is not None:
+        found["copy_bytes_per_s"] = store.copy_bytes_per_s
     return {f"{name}_{key}": figure for key, figure in found.items()}
 
 
@@ -147,7 +149,9 @@ class Case:
             home = scratch if recipe.on_scratch else source
             parts.append(("pack", error * self._pack_s(recipe, v, source, home, size_bytes)))
         shards = max(size_bytes / DEFAULT_SHARD_BYTES, 1.0)
-        copying = copy_s(shards if is_packed else v["files"], size_bytes, shared, scratch)
+        # The copier was tried on the dataset's files; what is copied of them in another form are shards.
+        home = replace(shared, copy_bytes_per_s=None) if recipe.packed and not self.is_pack else shared
+        copying = copy_s(shards if is_packed else v["files"], size_bytes, home, scratch)
         if recipe.staged:
             parts.append(("stage", error * copying))
 

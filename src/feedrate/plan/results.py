@@ -37,6 +37,7 @@ class Survey:
         source: how its file system answers.
         is_partial: folders were sampled, the rest is extrapolated; `how` says in words what was looked at.
         took_s: how long looking took.
+        busy: what other processes took of the cores meanwhile, where it was much: times are less sure.
         deep_share: of the images that were looked at, those that are gray of more than 8 bits.
         notes: sentences about what is odd: damaged samples, folders that cannot be listed.
         parts: of the dataset (`train`, `val`), and how many samples each has; empty: it has none.
@@ -73,6 +74,7 @@ class Survey:
     whole_s: Figure | None = None
     cached_s: Figure | None = None
     notes: tuple[str, ...] = ()
+    busy: str = ""
     crop: int = 224
     deep_share: float = 0.0
     parts: Mapping[str, Figure] = field(default_factory=dict)

@@ -9,77 +9,117 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import statistics
 import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import repeat
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from feedrate import kernel
-from feedrate.errors import SourceError, StorageError
-from feedrate.figures import MEASURED, Figure, combine
+from feedrate.errors import SourceError
+from feedrate.figures import Figure, combine
 from feedrate.files.own_folder import own_folder
 from feedrate.format.manifest import find_index
-from feedrate.in_time import map_in_time
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
+from feedrate.lab.copier import try_copier
+from feedrate.lab.samples import find_missing, measure_costs
+from feedrate.lab.store import (
+    NOT_SEEN,
+    Neighbours,
+    call_patiently,
+    measure_address,
+    measure_store,
+)
 from feedrate.machine.cpu import measure_usable_cores
-from feedrate.machine.results import StoreSpeed
-from feedrate.machine.store import call_patiently, measure_store
 from feedrate.plan.contents import Content, Sampled, ask_more_sizes, sample_dataset
-from feedrate.plan.folders import AT_ONCE
 from feedrate.plan.results import Survey
-from feedrate.plan.trial import Reading, find_missing, measure_costs, measure_reading
-from feedrate.remote.addresses import Place, is_url
+from feedrate.remote.addresses import is_url
 from feedrate.source.names import find_train
 from feedrate.units import format_count, shell_quote
 
 # Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
 _COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
 _HANG_S = 15.0
-_SMALL_BYTES, _LARGE_BYTES = 16 << 10, 4 << 20  # of a request
+_COPYING_S = 1.5
 _USUAL_CROP = 224
 _CHANNELS = 3  # loaders convert to RGB
 _FORMATS = {".jpg": "jpeg", ".tif": "tiff"}
 
 
 def survey_dataset(
-    dataset: str, *, seconds: float = 10.0, crop: int | None = None, say: Callable[[str], None]
+    dataset: str,
+    *,
+    seconds: float = 10.0,
+    crop: int | None = None,
+    workers: int = 4,
+    say: Callable[[str], None],
 ) -> Survey:
     """Sample a dataset for about so many seconds, whatever its size.
 
     Args:
         dataset: whatever `feedrate pack` takes, or a pack.
         crop: side of the crops that are trained on; None: 224 pixels, or what the images have.
+        workers: of the script's DataLoader: so many read files at a time, where they lie.
 
     Raises:
         FeedrateError: it is not there, is no dataset, cannot be read, or its file system does not answer.
     """
-    began = time.monotonic()
+    began, neighbours = time.monotonic(), Neighbours()
+    with _sampling(dataset, seconds, say) as (sampled, scratch):
+        say("measuring how the source answers")
+        if sampled.fetched:
+            source = measure_address(dataset, sampled.fetched, _STORE * seconds)
+        else:
+            source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
+            copying = partial(try_copier, sampled.copied, scratch, seconds=_COPYING_S)
+            source = replace(source, copy_bytes_per_s=call_patiently(dataset, copying))
+        say("reading some samples")
+        contents = sampled.read(_READING * seconds)
+    sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
+    looked = _look_at_all(dataset, sampled, contents)
+    say("decoding some samples, on one core and on all")
+    width, height = (statistics.median(sides or [0.0]) for sides in (looked.widths, looked.heights))
+    side = crop or int(min(width, height, _USUAL_CROP)) or _USUAL_CROP
+    costs = measure_costs(
+        looked.good, has_images=sampled.has_images, total=sampled.samples.value, side=side,
+        lying=sampled.waited, workers=workers,
+    )  # fmt: skip
+    sizes, busy = _find_sizes(sampled, looked), neighbours.describe()
+    notes = [*sizes.notes, *costs.notes, *_note_oddities(dataset, sampled)]
+    notes += [f"{NOT_SEEN}, and its figures are assumed"] if source.file_s.note == NOT_SEEN else []
+    notes += [f"{busy}: what was timed is less sure, try again when they have ended"] if busy else []
+    known = _as_keywords(sampled, Survey) | _as_keywords(costs) | _as_keywords(sizes)
+    return Survey(**known | {
+        "dataset": dataset, "formats": looked.formats or _count_formats(sampled.suffixes), "width": width,
+        "height": height, "crop": side, "cores": measure_usable_cores(), "source": source,
+        "how": f"{sampled.how}; sizes of {len(sampled.sizes):,} and contents of "
+        f"{format_count(len(contents), 'sample')} read",
+        "took_s": time.monotonic() - began, "notes": tuple(notes), "busy": busy,
+        "deep_share": looked.deep / len(looked.good), "trained": find_train(sampled.parts),
+    })  # fmt: skip
+
+
+def _as_keywords(record: Any, taker: Any = None) -> dict[str, Any]:
+    """Return the fields of a record, all or those that `taker` has as well."""
+    names = [one.name for one in fields(record)]
+    return {name: getattr(record, name) for name in names if taker is None or name in taker.__slots__}
+
+
+@contextlib.contextmanager
+def _sampling(dataset: str, seconds: float, say: Callable[[str], None]) -> Iterator[tuple[Sampled, Path]]:
+    """Count samples and choose some; yield them, and a folder for what is read of them."""
     say("counting samples")
     if not is_url(dataset):
         _check_answers(dataset)
     with own_folder(tempfile.gettempdir(), "feedrate-plan-") as scratch:
-        sampled = call_patiently(
-            dataset,
-            lambda: sample_dataset(dataset, str(scratch), seconds=_COUNTING * seconds),
-            _COUNTING * seconds + _HANG_S,
-        )
-        say("measuring how the source answers")
-        if sampled.fetched:
-            source = _measure_address(dataset, sampled.fetched, _STORE * seconds)
-        else:
-            source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
-        say("reading some samples")
-        contents = sampled.read(_READING * seconds)
-    reading = call_patiently(dataset, lambda: measure_reading(sampled.waited)) if sampled.waited else None
-    sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
-    return _describe(dataset, sampled, source, contents, reading, began, crop, say)
+        sampling = partial(sample_dataset, dataset, str(scratch), seconds=_COUNTING * seconds)
+        yield call_patiently(dataset, sampling, _COUNTING * seconds + _HANG_S), scratch
 
 
 def measure_sizes(dataset: str, *, seconds: float = 10.0, say: Callable[[str], None]) -> Sizes:
@@ -88,15 +128,7 @@ def measure_sizes(dataset: str, *, seconds: float = 10.0, say: Callable[[str], N
     Raises:
         FeedrateError: as `survey_dataset`.
     """
-    say("counting samples")
-    if not is_url(dataset):
-        _check_answers(dataset)
-    with own_folder(tempfile.gettempdir(), "feedrate-plan-") as scratch:
-        sampled = call_patiently(
-            dataset,
-            lambda: sample_dataset(dataset, str(scratch), seconds=_COUNTING * seconds),
-            _COUNTING * seconds + _HANG_S,
-        )
+    with _sampling(dataset, seconds, say) as (sampled, _):
         contents = sampled.read(_READING * seconds)
     sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
     return _find_sizes(sampled, _look_at_all(dataset, sampled, contents))
@@ -115,71 +147,20 @@ def _check_answers(path: str) -> None:
         call_patiently(path, asking.wait, _HANG_S)
 
 
-def _describe(
-    dataset: str,
-    sampled: Sampled,
-    source: StoreSpeed,
-    contents: Sequence[Content],
-    reading: Reading | None,
-    began: float,
-    crop: int | None,
-    say: Callable[[str], None],
-) -> Survey:
-    looked = _look_at_all(dataset, sampled, contents)
-    say("decoding some samples, on one core and on all")
-    width, height = (statistics.median(sides or [0.0]) for sides in (looked.widths, looked.heights))
-    side = crop or int(min(width, height, _USUAL_CROP)) or _USUAL_CROP
-    costs = measure_costs(looked.good, has_images=sampled.has_images, total=sampled.samples.value, side=side)
-    sizes = _find_sizes(sampled, looked)
-    notes = [*sizes.notes, *costs.notes]
+def _note_oddities(dataset: str, sampled: Sampled) -> list[str]:
+    notes = []
     if not sampled.has_images:
         notes.append("its samples are no images: their bytes count, decoding does not")
     if sampled.parts and not find_train(sampled.parts):
         names = ", ".join(sampled.parts)
         notes.append(f"none of its parts ({names}) is called train: an epoch is counted over all of them")
-    index = None if is_url(dataset) else find_index(dataset)
-    if index is not None:
+    if not is_url(dataset) and (index := find_index(dataset)) is not None:
         notes.append(f"its index is {index}: feedrate plan {shell_quote(index)}")
-    return Survey(
-        dataset=dataset,
-        kind=sampled.kind,
-        samples=sampled.samples,
-        files=sampled.files,
-        folders=sampled.folders,
-        sample_bytes=sizes.sample_bytes,
-        total_bytes=sizes.total_bytes,
-        formats=looked.formats or _count_formats(sampled.suffixes),
-        width=width,
-        height=height,
-        crop=side,
-        decoded_bytes=sizes.decoded_bytes,
-        factor=sizes.factor,
-        pillow_s=costs.pillow_s,
-        feedrate_s=costs.feedrate_s,
-        cores=measure_usable_cores(),
-        pillow_cores=costs.pillow_cores,
-        feedrate_cores=costs.feedrate_cores,
-        pack_s=costs.pack_s,
-        resident=sampled.resident,
-        list_s=sampled.list_s,
-        source=source,
-        is_partial=sampled.is_partial,
-        how=f"{sampled.how}; sizes of {len(sampled.sizes):,} and contents of "
-        f"{format_count(len(contents), 'sample')} read",
-        took_s=time.monotonic() - began,
-        pillow_wait_s=reading.wait_s if reading else None,
-        pillow_read_s=reading.cpu_s if reading else None,
-        server_s=reading.server_s if reading else 0.0,
-        whole_s=costs.whole_s,
-        cached_s=costs.cached_s,
-        notes=tuple(notes),
-        deep_share=looked.deep / len(looked.good),
-        parts=sampled.parts,
-        trained=find_train(sampled.parts),
-    )
+    return notes
 
 
-class Sizes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sizes:
     """How much a dataset is; as in a `Survey`."""
 
     samples: Figure
@@ -216,38 +197,6 @@ def _look_at_all(dataset: str, sampled: Sampled, contents: Sequence[Content]) ->
             hint="look at one of them: is it what its name says?",
         )
     return looked
-
-
-def _measure_address(dataset: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:
-    """Return how what is behind an address answers: a request is to it what opening a file is to a disk."""
-
-    def fetch(most_bytes: int) -> tuple[int, float]:
-        root, name, size_bytes = random.choice(files)
-        length = min(most_bytes, size_bytes)
-        began = time.perf_counter()
-        got = Place(root).read(name, random.randint(0, size_bytes - length), length)
-        return len(got), time.perf_counter() - began
-
-    fetch(_SMALL_BYTES)  # connects
-    small = list(map_in_time(fetch, repeat(_SMALL_BYTES), threads=1, seconds=0.3 * seconds))
-    large = list(map_in_time(fetch, repeat(_LARGE_BYTES), threads=1, seconds=0.3 * seconds))
-    began = time.perf_counter()
-    many = list(map_in_time(fetch, repeat(_SMALL_BYTES), threads=AT_ONCE, seconds=0.2 * seconds))
-    many_s, began = time.perf_counter() - began, time.perf_counter()
-    wide = list(map_in_time(fetch, repeat(_LARGE_BYTES // 4), threads=AT_ONCE, seconds=0.2 * seconds))
-    wide_s = time.perf_counter() - began
-    if not (small and large and many and wide):
-        raise StorageError(f"{dataset} did not answer in time", hint="is the server there?")
-    request_s = Figure.of_mean([took for _, took in small], format_count(len(small), "request"))
-    rate = sum(size for size, _ in large) / max(sum(took - request_s.value for _, took in large), 1e-6)
-    together = Figure.within(sum(size for size, _ in wide) / wide_s, 1.3, MEASURED, f"{AT_ONCE} at a time")
-    stream = Figure.within(max(rate, together.value / AT_ONCE), 1.3, MEASURED)
-    return StoreSpeed(
-        path=dataset, kind=dataset.partition(":")[0], file_s=request_s, list_s=None, folder_s=None,
-        read_s=request_s, stream_bytes_per_s=stream, total_bytes_per_s=together,
-        files_per_s=Figure.within(len(many) / many_s, 1.3, MEASURED, f"{AT_ONCE} at a time"), streams=AT_ONCE,
-        keeps_pages=False, cold_share=1.0,
-    )  # fmt: skip
 
 
 class _Looked(NamedTuple):

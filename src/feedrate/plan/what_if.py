@@ -31,7 +31,6 @@ class Preset:
     source: str
     file_s: float
     read_s: float
-    list_s: float
     stream_bytes_per_s: float
     total_bytes_per_s: float
     files_per_s: float
@@ -47,8 +46,6 @@ class Preset:
             path=path,
             kind=kind,
             file_s=figure(self.file_s, 2.0),
-            list_s=figure(self.list_s, 2.0),
-            folder_s=figure(self.file_s, 2.0),
             read_s=figure(self.read_s, 2.0),
             stream_bytes_per_s=figure(self.stream_bytes_per_s, self.within),
             total_bytes_per_s=figure(self.total_bytes_per_s, self.within),
@@ -65,27 +62,27 @@ class Preset:
 STORAGE = {
     # 3,500 and 2,300 MB/s, 370,000 reads of 4 KB per second; one read alone waits some 0.1 ms for the flash.
     "nvme": Preset(
-        "data sheet of a Samsung 970 PRO", file_s=0.2e-3, read_s=0.1e-3, list_s=2e-6,
+        "data sheet of a Samsung 970 PRO", file_s=0.2e-3, read_s=0.1e-3,
         stream_bytes_per_s=2.0e9, total_bytes_per_s=3.5e9, files_per_s=50_000,
         write_bytes_per_s=2.3e9, create_s=0.1e-3,
     ),
     # 560 and 530 MB/s, 98,000 reads of 4 KB per second.
     "ssd": Preset(
-        "data sheet of a Samsung 870 EVO", file_s=0.25e-3, read_s=0.12e-3, list_s=2e-6,
+        "data sheet of a Samsung 870 EVO", file_s=0.25e-3, read_s=0.12e-3,
         stream_bytes_per_s=0.5e9, total_bytes_per_s=0.56e9, files_per_s=20_000,
         write_bytes_per_s=0.53e9, create_s=0.1e-3,
     ),
     # 270 MB/s on the outer tracks and half on the inner ones; 4.16 ms until the sector comes round, a seek
     # before; 152 random reads per second and actuator (304 of the 2X14 with two).
     "hdd": Preset(
-        "data sheets of Seagate Exos X18 and 2X14", file_s=18e-3, read_s=12e-3, list_s=20e-6,
+        "data sheets of Seagate Exos X18 and 2X14", file_s=18e-3, read_s=12e-3,
         stream_bytes_per_s=0.2e9, total_bytes_per_s=0.2e9, files_per_s=100,
         write_bytes_per_s=0.2e9, create_s=5e-3,
     ),
     # Amazon EFS, performance specifications: about 1 ms per read, 2.7 ms per write, 500 MiB/s per client,
     # 35,000 reads per second; two calls to open a file, one to read it.
     "nfs": Preset(
-        "Amazon EFS's specifications, a managed NFS", file_s=2e-3, read_s=1e-3, list_s=20e-6,
+        "Amazon EFS's specifications, a managed NFS", file_s=2e-3, read_s=1e-3,
         stream_bytes_per_s=0.25e9, total_bytes_per_s=0.52e9, files_per_s=10_000,
         write_bytes_per_s=0.52e9, create_s=2.7e-3, within=2.0,
     ),
@@ -93,12 +90,12 @@ STORAGE = {
     # storage target, a node has a link of 40 Gbit/s.
     "lustre": Preset(
         "Amazon FSx for Lustre's latency; rates by order of magnitude", file_s=1.5e-3, read_s=0.7e-3,
-        list_s=20e-6, stream_bytes_per_s=1.0e9, total_bytes_per_s=5.0e9, files_per_s=10_000,
+        stream_bytes_per_s=1.0e9, total_bytes_per_s=5.0e9, files_per_s=10_000,
         write_bytes_per_s=3.0e9, create_s=1.5e-3, within=2.0,
     ),
     # Measured on a tmpfs, 2-core virtual machine (AMD EPYC), November 2026.
     "memory": Preset(
-        "a tmpfs, measured on a 2-core AMD EPYC", file_s=5e-6, read_s=3e-6, list_s=1e-6,
+        "a tmpfs, measured on a 2-core AMD EPYC", file_s=5e-6, read_s=3e-6,
         stream_bytes_per_s=4.8e9, total_bytes_per_s=9.0e9, files_per_s=200_000,
         write_bytes_per_s=2.6e9, create_s=50e-6,
     ),
@@ -191,13 +188,15 @@ class WhatIf:
         )  # fmt: skip
 
     def _change_source(self, source: StoreSpeed) -> StoreSpeed:
+        if self.storage or self.latency_s is not None or self.net_bytes_per_s is not None:
+            source = replace(source, copy_bytes_per_s=None)  # it was tried on the store that is here
         if self.storage:
             source = STORAGE[self.storage].describe(self.storage, source.path)
         if self.latency_s is not None:
             call = Figure.exactly(self.latency_s, GIVEN, "--what-if latency")
             most = min(source.files_per_s.value, source.streams / (2 * self.latency_s))
             source = replace(
-                source, read_s=call, file_s=call.scaled(2), folder_s=call, stat_s=call,
+                source, read_s=call, file_s=call.scaled(2), stat_s=call,
                 files_per_s=Figure.within(most, 1.5, ASSUMED, f"{source.streams} readers with that latency"),
             )  # fmt: skip
         if self.net_bytes_per_s is not None:

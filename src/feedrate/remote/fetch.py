@@ -20,7 +20,7 @@ from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedrate import kernel
-from feedrate.errors import FeedrateError, NotFound, PackError, StorageError
+from feedrate.errors import FeedrateError, PackError, StorageError
 from feedrate.files.atomic import write_all
 from feedrate.format.file_checks import check_change
 from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
@@ -156,19 +156,18 @@ def find_patiently(
         StorageError: the source fails for too long.
     """
     trouble = trouble or Outage(place.root, patience or RetryPolicy())
-    attempts = Retry(trouble, place.address(file), patience)
-    while True:
-        try:
-            place.forget_listings()  # storages of fsspec remember what they have listed
-            found = place.find(file, suggest=False)
-        except (NotFound, StorageError) as error:
-            wait_s = attempts.failed(error)
-        else:
-            trouble.is_over()
-            return found
-        time.sleep(wait_s)
+
+    def find() -> PlacedFile | None:
+        place.forget_listings()  # storages of fsspec remember what they have listed
+        return place.find(file, suggest=False)
+
+    def wait(seconds: float) -> None:
+        nonlocal place
+        time.sleep(seconds)
         # fsspec keeps connections, also those that were cut.
         place = Place(place.root, {"skip_instance_cache": True})
+
+    return Retry(trouble, place.address(file), patience).run(find, wait)
 
 
 def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:

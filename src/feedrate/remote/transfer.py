@@ -183,6 +183,7 @@ class Transfer:
         count: told of bytes that have arrived.
         stop: when set, `carry` raises `Stopped` soon.
         wait: how to wait between tries; returns True when it should stop.
+        group_files: small files that one thread brings, one behind the other.
         read: asks for a range of a file that is not known; None: threads do, `streams` at a time.
         refuse: told of a file that changed, or has another checksum, and why; None: that is raised.
     """
@@ -194,6 +195,7 @@ class Transfer:
     stop: threading.Event = field(default_factory=threading.Event)
     wait: Callable[[float], bool] | None = None
     block_bytes: int = BLOCK_BYTES
+    group_files: int = _GROUP_FILES
     read: Read | None = None
     refuse: Callable[[Incoming, Exception], None] | None = None
 
@@ -278,7 +280,7 @@ class _Carrying:
         group: list[Incoming] = []
         size_bytes = 0
         for file in files:
-            is_full = size_bytes + file.size_bytes > _GROUP_BYTES or len(group) >= _GROUP_FILES
+            is_full = size_bytes + file.size_bytes > _GROUP_BYTES or len(group) >= self._how.group_files
             is_small = self._how.is_small(file.size_bytes)
             is_loner = file.place.is_remote or not is_small
             if group and (is_full or is_loner):

@@ -11,14 +11,13 @@ from feedrate.doctor.results import (
     CONTENDED,
     Diagnosis,
     Finding,
-    HotLine,
     Remedy,
     RunFacts,
     SamplePart,
     TimeShare,
+    name_phase,
 )
 from feedrate.errors import clean
-from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
 from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, wrap
 from feedrate.report.page import describe_machine
@@ -33,6 +32,7 @@ _BAR = 38  # name and bar together
 _GAIN = 20
 _LONGEST_COMMAND = 400
 _SHORT_NOTE = 50
+LEFT_OUT = "What this does not do, or does otherwise:"
 _MOST_LEFT_OUT = 8
 
 
@@ -85,7 +85,7 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
         lines += [f"  $ {_shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
     lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
     if one.left_out:
-        lines += ["", "What this does not do, or does otherwise:"]
+        lines += ["", LEFT_OUT]
         for text in one.left_out[:_MOST_LEFT_OUT]:
             lines += _wrap(clean(text), first="  - ", rest="    ", lines=3)
         more = len(one.left_out) - _MOST_LEFT_OUT
@@ -345,21 +345,19 @@ def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iter
     run, machine = diagnosis.run, describe_machine(diagnosis.machine)
     step = f"  a step takes {words.step(run)} ({', '.join(words.list_setting(run))})" if run.steps else ""
     yield "The run", [f"  $ {shlex.join(diagnosis.command)}", step]
-    helping, useless = words.part_remedies(diagnosis.remedies)
+    title = "What would help: speed-up of the whole run" if run.steps else "What to do"
+    yield title, _list_items(words.list_remedies(diagnosis))
     if run.steps:
-        cures = [line for one in helping for line in _list_remedy(one, has_gain=True)]
-        yield "What would help: speed-up of the whole run", cures
+        useless = words.part_remedies(diagnosis.remedies)[1]
         yield "Would give nothing", [f"  - {words.useless(one)}" for one in useless]
-    else:  # of a run that ended before its first step nothing can be predicted
-        yield "What to do", [line for one in diagnosis.remedies for line in _list_remedy(one, has_gain=False)]
-    yield "Why", [line for one in diagnosis.findings for line in _list_finding(one, diagnosis)]
+    yield "Why", _list_items(words.list_findings(diagnosis))
     yield "Where a step's time goes", map(_list_share, diagnosis.split)
     title = "Where a sample's time goes: in all; on a core, queued for one, blocked"
     yield title, map(_list_part, diagnosis.sample)
     phases: dict[str, list[float]] = {}
     for row in diagnosis.timeline:
         phases.setdefault(row.phase, []).append(row.wall_s)
-    named = [(charts.name_phase(phase), walls) for phase, walls in phases.items()]
+    named = [(name_phase(phase), walls) for phase, walls in phases.items()]
     yield (
         "Step by step: the higher, the longer",
         [(f"{name}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
@@ -370,49 +368,26 @@ def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iter
         [(one.title, f"{words.rate(one.samples_per_s)} ({words.number(one.low)} to {words.number(one.high)})")
          for one in diagnosis.rates],
     )  # fmt: skip
-    yield "Busy lines of code", [text for one in diagnosis.hot_lines for text in _list_hot(one)]
+    yield "Busy lines of code", _list_items(words.list_hot_lines(diagnosis))
     title = "What the machine did: in the steps, and at most in the whole run"
     yield title, [(one.name, words.curve(one)) for one in diagnosis.curves]
     facts = [(one.name, one.value or "-") for one in diagnosis.facts]
     yield "Machine and data", [*facts, f"  {machine}"]
-    done = [f"{words.end(run)}; {words.seconds(run.seconds)}",
-            f"{format_count(run.warmup_steps, 'step')} of warm-up left out of the figures",
-            *run.experiments, *(f"not seen: {text}" for text in run.unseen),
-            f"the doctor itself: {words.overhead(diagnosis)}"]  # fmt: skip
-    yield "What was done and seen", [f"  - {text}" for text in done]
+    yield "What was done and seen", [f"  - {text}" for text in words.list_doings(diagnosis)]
 
 
-def _list_remedy(one: Remedy, *, has_gain: bool) -> Iterator[Line]:
-    indent = " " * (_GAIN + 1 if has_gain else 4)
-    said = f" ({'tried in this run' if one.basis == 'measured' else 'predicted'}"
-    said += f"; then the limit is {one.next_bottleneck})" if one.next_bottleneck else ")"
-    yield (f"{one.gain:<{_GAIN - 3}}", one.title + said) if has_gain else f"  - {one.title}"
-    if one.command:
-        yield Command(f"{indent}$ {one.command}")
-    if one.change:
-        yield Command(f"{indent}{one.change}")
-    yield indent + one.note
-    if one.code:  # little indented, so that none is broken at the edge of a terminal
-        yield from map(Command, ["", *(f"  {line}" for line in one.code.rstrip().split("\n")), ""])
-    if one.left_out:
-        yield f"{indent}What this does not do, or does otherwise:"
-        yield from (f"{indent}- {text}" for text in one.left_out)
-
-
-def _list_finding(one: Finding, diagnosis: Diagnosis) -> Iterator[Line]:
-    # A run that died before its first step has no time to take a share of.
-    share = f" {words.share(one.share)} of the time" if diagnosis.run.steps else ""
-    yield f"  {one.code}{share}{words.reason(one, diagnosis.findings)}: {one.title}"
-    yield f"    {one.cause}"
-    yield from (f"    - {text}" for text in one.evidence)
-    numbers = "; ".join(words.named(name, value) for name, value in one.numbers.items())
-    yield f"    ({numbers})" if numbers else ""
-
-
-def _list_hot(line: HotLine) -> list[str]:
-    where = "training process" if line.where == "main" else line.where
-    told = f"  - {words.share(line.share)} of the looks at the {where}: {line.place} {line.function}"
-    return [told, f"      {line.source.strip()}"]
+def _list_items(items: Iterable[words.Item]) -> Iterator[Line]:
+    for one in items:
+        indent = " " * (_GAIN + 1 if one.remedy else 4)
+        yield (f"{one.remedy.gain:<{_GAIN - 3}}", one.title) if one.remedy else f"  - {one.title}"
+        yield from (Command(f"{indent}{text.strip()}") for text in one.typed)
+        yield from (f"{indent}{text}" for text in one.lines)
+        yield from (f"{indent}- {text}" for text in one.points)
+        if one.code:  # little indented, so that none is broken at the edge of a terminal
+            yield from map(Command, ["", *(f"  {line}" for line in one.code.rstrip().split("\n")), ""])
+        if one.left_out:
+            yield f"{indent}{LEFT_OUT}"
+            yield from (f"{indent}- {text}" for text in one.left_out)
 
 
 def _list_share(one: TimeShare) -> Line:

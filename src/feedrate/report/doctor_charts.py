@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feedrate.doctor.results import Curve, StepRow
+from feedrate.doctor.results import Curve, StepRow, name_phase
 from feedrate.report import doctor_words as words
 from feedrate.report.page import show
 from feedrate.units import is_number
@@ -24,21 +24,7 @@ _TONES = (
     ("backward", "backward"), ("optimizer", "optimizer"), ("sav", "save"), ("checkpoint", "save"),
     ("writ", "save"), ("valid", "validation"), ("epoch", "validation"),
 )  # fmt: skip
-_PHASES = {
-    "real": "the run itself",
-    "drain": "loader alone",
-    "again": "same samples again",
-    "trial": "other workers",
-    "replay": "batches from memory",
-    "replay-half-precision": "half precision",
-    "replay-channels-last": "channels last",
-    "replay-loader-layout": "laid out as a Loader's",
-}
 _HEIGHT = 200.0
-
-
-def name_phase(phase: str) -> str:
-    return _PHASES.get(phase, phase)
 
 
 def find_tone(name: str) -> str:
@@ -151,7 +137,8 @@ def _column(group: Sequence[StepRow], number: int) -> _Column:
             parts[tone] = parts.get(tone, 0.0) + max(0.0, seconds) / count
     wall = sum(row.wall_s for row in group) / count
     said = ", ".join(f"{tone} {words.seconds(s)}" for tone, s in parts.items() if s > 0)
-    title = f"step {number + 1}, {name_phase(group[0].phase)}: {words.seconds(wall)} ({said})"
+    phase = name_phase(group[0].phase)
+    title = f"step {number + 1}, {phase}: {words.seconds(wall)} ({said})"
     return _Column(group[0].phase, parts, wall, max(row.wall_s for row in group), title)
 
 

@@ -4,31 +4,30 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from feedrate.doctor.results import Diagnosis, Finding, HotLine, Rate, Remedy, SamplePart, TimeShare
+from feedrate.doctor.results import Diagnosis, Rate, SamplePart, TimeShare
 from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
+from feedrate.report.doctor import LEFT_OUT
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
-from feedrate.units import format_count, is_number
+from feedrate.units import is_number
 
 
 def draw_doctor_page(diagnosis: Diagnosis) -> str:
     """Return the page as HTML."""
     command = shlex.join(diagnosis.command)
     sections = (
-        draw_section("What would help", _remedies(diagnosis.remedies))
-        if diagnosis.run.steps
-        else draw_section("What to do", _cures(diagnosis.remedies)),
-        draw_section("Why", "".join(_finding(one, diagnosis) for one in diagnosis.findings)),
+        draw_section("What would help" if diagnosis.run.steps else "What to do", _remedies(diagnosis)),
+        draw_section("Why", _items(words.list_findings(diagnosis))),
         draw_section("Where a step's time goes", _draw_split(diagnosis.split)),
         draw_section("Where a sample's time goes", _draw_sample(diagnosis.sample)),
         draw_section("Step by step", _draw_steps(diagnosis)),
         draw_section("What each part could do", _draw_rates(diagnosis.rates)),
-        draw_section("Busy lines of code", _hot_lines(diagnosis.hot_lines)),
+        draw_section("Busy lines of code", _items(words.list_hot_lines(diagnosis))),
         draw_section("What the machine did", _draw_curves(diagnosis)),
         draw_section("Machine and data", _facts({one.name: one.value for one in diagnosis.facts})),
-        draw_section("What was done and seen", _run(diagnosis)),
+        draw_section("What was done and seen", _points(words.list_doings(diagnosis))),
     )
     return draw_frame(
         f"feedrate doctor: {command}",
@@ -57,92 +56,47 @@ def _figures(diagnosis: Diagnosis) -> str:
     ) + "</dl>"  # fmt: skip
 
 
-def _remedies(remedies: Sequence[Remedy]) -> str:
-    helping, useless = words.part_remedies(remedies)
+def _remedies(diagnosis: Diagnosis) -> str:
+    items = words.list_remedies(diagnosis)
+    if not diagnosis.run.steps:
+        return _items(items)
+    helping, useless = words.part_remedies(diagnosis.remedies)
     highs = [one.high for one in helping if is_number(one.high)]
     end = min(100.0, max([1.5, *highs])) * 1.03
     start = max(0.2, min([1.0, *(one.low for one in helping if is_number(one.low))]))
-    text = "".join(_remedy(one, start, end) for one in helping)
+    text = ""
     if helping:
         legend = "Speed-up of the whole run: what is predicted, and the interval that it should fall into."
-        text = f'<p class="soft">{legend}</p>{text}'
+        text = f'<p class="soft">{legend}</p>{_items(items, start, end)}'
         text += f'<div class="remedy"><span></span>{charts.draw_scale(start, end)}</div>'
     if useless:
-        rows = "".join(f"<li>{show(words.useless(one))}</li>" for one in useless)
-        text += f"<article><h3>Would give nothing</h3><ul>{rows}</ul></article>"
+        text += f"<article><h3>Would give nothing</h3>{_points(map(words.useless, useless))}</article>"
     return text
 
 
-def _cures(remedies: Sequence[Remedy]) -> str:
-    """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
-    return "".join(
-        f"<article><h3>{show_sentence(one.title)}</h3>"
-        + (f'<p class="soft">{show_sentence(one.note)}</p>' if one.note else "")
-        + "".join(f"<pre>{show(line)}</pre>" for line in (one.command, one.change) if line)
-        + "</article>"
-        for one in remedies
-    )
+def _items(items: Iterable[words.Item], start: float = 1.0, end: float = 1.0) -> str:
+    """Return an article for each; the gains of remedies on a scale from `start` to `end`."""
+    return "".join(_item(one, start, end) for one in items)
 
 
-def _remedy(one: Remedy, start: float, end: float) -> str:
-    said = ["tried in this run" if one.basis == "measured" else "predicted"]
-    if one.next_bottleneck:
-        said.append(f"then the limit is {one.next_bottleneck}")
-    typed = "".join(
-        f"<pre>{show(line)}</pre>" for line in (one.command, one.change) if line
-    )  # fmt: skip
+def _item(one: words.Item, start: float, end: float) -> str:
+    title = f"<h3>{show_sentence(one.title) if one.remedy else show(one.title)}</h3>"
+    if (best := one.remedy) is not None:
+        track = charts.draw_interval(best.low, best.predicted_speedup, best.high, start=start, end=end)
+        gain = f'<div><span class="gain">{best.gain}</span>{track}</div>'
+        title = f'<div class="remedy">{title}{gain}</div>'
+    text = "".join(f'<p class="soft">{show_sentence(line)}</p>' for line in one.lines)
+    text += _points(one.points) + "".join(f"<pre>{show(line)}</pre>" for line in one.typed)
     if one.code:
-        typed += f"<pre>{chr(10).join(map(show, one.code.rstrip().split(chr(10))))}</pre>"
+        text += f"<pre>{chr(10).join(map(show, one.code.rstrip().split(chr(10))))}</pre>"
     if one.left_out:
-        rows = "".join(f"<li>{show(text)}</li>" for text in one.left_out)
-        typed += f'<p class="soft">What this does not do, or does otherwise:</p><ul>{rows}</ul>'
-    return f"""
-<article><div class="remedy">
-<h3>{show_sentence(one.title)}</h3>
-<div><span class="gain">{one.gain}</span> <small>{show(", ".join(said))}</small>
-{charts.draw_interval(one.low, one.predicted_speedup, one.high, start=start, end=end)}</div></div>
-{f'<p class="soft">{show_sentence(one.note)}</p>' if one.note else ""}{typed}</article>"""
+        text += f'<p class="soft">{LEFT_OUT}</p>{_points(one.left_out)}'
+    return f"\n<article>{title}{text}</article>"
 
 
-def _finding(one: Finding, diagnosis: Diagnosis) -> str:
-    # A run that died before its first step has no time to take a share of.
-    share = f" {words.share(one.share)} of the time" if diagnosis.run.steps else ""
-    reason = words.reason(one, diagnosis.findings)
-    evidence = "".join(f"<li>{show(text)}</li>" for text in one.evidence)
-    numbers = [words.named(name, value) for name, value in one.numbers.items()]
-    helping, _ = words.part_remedies(one.remedies)
-    helped = "; ".join(f"{remedy.title}, {remedy.gain}" for remedy in helping)
-    return f"""
-<article>
-<h3><code>{show(one.code)}</code>{share}{show(reason)}: {show(one.title)}</h3>
-{f"<p>{show(one.cause)}</p>" if one.cause else ""}
-{f"<ul>{evidence}</ul>" if evidence else ""}
-{f'<p class="soft">Helps: {show(helped)}</p>' if helped else ""}
-{f"<p><small>{show('; '.join(numbers))}</small></p>" if numbers else ""}
-</article>"""
-
-
-def _hot_lines(lines: Sequence[HotLine]) -> str:
-    return "".join(
-        f'<article><h3>{words.share(one.share)} of the looks at the '
-        f'{"training process" if one.where == "main" else show(one.where)}: <code>{show(one.place)}</code> '
-        f"{show(one.function)}</h3>{f'<pre>{show(one.source)}</pre>' if one.source else ''}</article>"
-        for one in lines
-    )  # fmt: skip
-
-
-def _run(diagnosis: Diagnosis) -> str:
-    run = diagnosis.run
-    done = "".join(f"<li>{show(text)}</li>" for text in run.experiments)
-    unseen = "".join(f"<li>{show(text)}</li>" for text in run.unseen)
-    cost = diagnosis.overhead
-    probed = f" ({cost.probed_steps:,} probed against {cost.unprobed_steps:,} unprobed steps)" if cost else ""
-    return f"""
-<p>{show_sentence(words.end(run))}; {words.seconds(run.seconds)}.
-{format_count(run.warmup_steps, "step")} of warm-up left out of the figures.</p>
-{f"<p>Experiments, in order:</p><ul>{done}</ul>" if done else ""}
-{f"<p>Not seen:</p><ul>{unseen}</ul>" if unseen else ""}
-<p>The doctor itself: {show(words.overhead(diagnosis))}{probed}.</p>"""
+def _points(points: Iterable[str]) -> str:
+    rows = "".join(f"<li>{show(text)}</li>" for text in points)
+    return f"<ul>{rows}</ul>" if rows else ""
 
 
 def _facts(facts: Mapping[str, str]) -> str:

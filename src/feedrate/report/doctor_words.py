@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from feedrate.doctor.results import Curve, Diagnosis, Finding, Remedy, RunFacts
 from feedrate.errors import clean
@@ -183,3 +184,72 @@ def overhead(diagnosis: Diagnosis) -> str:
     if cost.seconds_per_step <= 0:
         return "own cost too small to see"
     return f"cost {seconds(cost.seconds_per_step)} a step ({share(cost.share)})"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that the page and the whole report tell alike.
+
+    Attributes:
+        remedy: whose gain stands beside it; None: there is none.
+        lines: sentences below it; `points`: a list below those.
+        typed: lines to copy; `code`: lines to paste; `left_out`: what that code does not do.
+    """
+
+    title: str
+    remedy: Remedy | None = None
+    lines: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
+    code: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+def list_remedies(diagnosis: Diagnosis) -> list[Item]:
+    """Return what would help; of a run that ended before its first step, without a gain, what to do."""
+    has_gain = diagnosis.run.steps > 0
+    items = []
+    for one in part_remedies(diagnosis.remedies)[0] if has_gain else diagnosis.remedies:
+        how = "tried in this run" if one.basis == "measured" else "predicted"
+        limit = f"; then the limit is {one.next_bottleneck}" if one.next_bottleneck else ""
+        typed = (*([f"$ {one.command}"] if one.command else []), *([one.change] if one.change else []))
+        title = f"{one.title} ({how}{limit}; --applied {one.name})" if has_gain else one.title
+        notes = (one.note,) if one.note else ()
+        remedy = one if has_gain else None
+        items.append(Item(title, remedy, notes, (), typed, one.code or "", one.left_out))
+    return items
+
+
+def list_findings(diagnosis: Diagnosis) -> list[Item]:
+    items = []
+    for one in diagnosis.findings:
+        # A run that died before its first step has no time to take a share of.
+        cost = f" {share(one.share)} of the time" if diagnosis.run.steps else ""
+        title = f"{one.code}{cost}{reason(one, diagnosis.findings)}: {one.title}"
+        numbers = "; ".join(named(name, value) for name, value in one.numbers.items())
+        cause = (one.cause,) if one.cause else ()
+        items.append(Item(title, lines=cause, points=(*one.evidence, *([f"({numbers})"] if numbers else []))))
+    return items
+
+
+def list_hot_lines(diagnosis: Diagnosis) -> list[Item]:
+    items = []
+    for one in diagnosis.hot_lines:
+        where = "training process" if one.where == "main" else one.where
+        title = f"{share(one.share)} of the looks at the {where}: {one.place} {one.function}"
+        items.append(Item(title, typed=(one.source,) if one.source else ()))
+    return items
+
+
+def list_doings(diagnosis: Diagnosis) -> list[str]:
+    """Return what was done and seen, and what that cost."""
+    run = diagnosis.run
+    cost = diagnosis.overhead
+    probed = f" ({cost.probed_steps:,} probed against {cost.unprobed_steps:,} unprobed steps)" if cost else ""
+    return [
+        f"{end(run)}; {seconds(run.seconds)}",
+        f"{format_count(run.warmup_steps, 'step')} of warm-up left out of the figures",
+        *run.experiments,
+        *(f"not seen: {text}" for text in run.unseen),
+        f"the doctor itself: {overhead(diagnosis)}{probed}",
+    ]

@@ -103,18 +103,12 @@ def _copy_row(copy: CopyInfo, now: float) -> tuple[str, ...]:
     return (
         name,
         _size_words(copy),
-        copy.owner + _trust_words(copy),
+        copy.owner + ("" if copy.is_trusted else " (not trusted)"),
         _ago(now - copy.used),
         "" if copy.keep_s is None else format_age(copy.keep_s),
         _user_words(copy),
         copy.source,
     )
-
-
-def _trust_words(copy: CopyInfo) -> str:
-    if copy.is_in_old_place:
-        return " (old place, not read)"
-    return "" if copy.is_trusted else " (not trusted)"
 
 
 def _cache_row(cache: CacheInfo, now: float) -> tuple[str, ...]:

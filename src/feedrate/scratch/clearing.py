@@ -26,7 +26,7 @@ from feedrate.remote.addresses import is_url
 from feedrate.scratch.contents import read_contents
 from feedrate.scratch.copy import GATE, MARKER
 from feedrate.scratch.eviction import Kept, SourceUnseen, evict, is_leaving, remove_unmade
-from feedrate.scratch.folder import OLD_STORE, owner_of, user_folder
+from feedrate.scratch.folder import owner_of, user_folder
 from feedrate.scratch.listing import forget, list_caches, list_copies, recall
 from feedrate.scratch.marker import Marker
 from feedrate.scratch.results import CacheInfo, CopyInfo, Leftover, Verdict
@@ -38,35 +38,26 @@ _KEEP_CACHES_S = 7 * 86400.0
 _LONG_BYTES = 2 << 30
 
 
-def list_own_folders(scratch: Path) -> list[Path]:
-    """Return where this user's copies may be on a scratch folder: now, and before."""
-    return [scratch / user_folder(), scratch / OLD_STORE / str(os.getuid())]
-
-
 @contextlib.contextmanager
-def opened_home(scratch: Path, below: Path | None = None) -> Iterator[int | None]:
+def opened_home(scratch: Path) -> Iterator[int | None]:
     """Yield a descriptor of this user's folder on a scratch folder; None: there is none.
-
-    `below`: which of `list_own_folders`; None: where copies are now.
 
     Raises:
         StorageError: it is a link, or another user could have filled it.
     """
-    below = list_own_folders(scratch)[0] if below is None else below
+    home = scratch / user_folder()
     with contextlib.ExitStack() as stack:
-        fd = None
         try:
-            for name in (os.path.realpath(scratch), *below.relative_to(scratch).parts):
-                fd = stack.enter_context(opened_folder(name, fd))
+            top = stack.enter_context(opened_folder(os.path.realpath(scratch)))
+            fd = stack.enter_context(opened_folder(home.name, top))
         except FileNotFoundError:
             yield None
             return
         except OSError as error:
-            raise StorageError(f"cannot look into {below}: {error.strerror}") from error
-        assert fd is not None
+            raise StorageError(f"cannot look into {home}: {error.strerror}") from error
         if find_distrust(os.fstat(fd)):
             raise StorageError(
-                f"{below} belongs to somebody else, or others may write to it: nothing is deleted there"
+                f"{home} belongs to somebody else, or others may write to it: nothing is deleted there"
             )
         yield fd
 
@@ -135,8 +126,6 @@ class Clearing:
                 self._try(copy, copy.problem)
             elif not copy.is_complete:
                 self._try(copy, "it was never finished, and nobody is copying")
-            elif copy.is_in_old_place:
-                self._try(copy, "it lies where copies are not looked for any more")
             elif copy.keep_s is not None and self.now - copy.used > copy.keep_s:
                 self._try(copy, "it has not been used for longer than it was to be kept")
 
@@ -156,7 +145,7 @@ class Clearing:
         ):
             self._say(f"reading {copy.source}, {format_bytes(size_bytes)}, to be sure that its copy may go")
         try:
-            with opened_home(self.scratch, Path(copy.folder).parent) as home:
+            with opened_home(self.scratch) as home:
                 if home is None:
                     return
                 evict(
@@ -200,7 +189,7 @@ class Clearing:
             name = os.path.basename(leftover.path)
             verdict = Verdict(leftover.path, "", leftover.size_bytes, leftover.what)
             try:
-                with opened_home(self.scratch, Path(leftover.path).parent) as home:
+                with opened_home(self.scratch) as home:
                     if home is None:
                         continue
                     if is_leaving(name):
@@ -229,17 +218,16 @@ def guess_source(folder: Path) -> str:
 def list_leftovers(scratch: Path) -> list[Leftover]:
     """Return what killed processes of this user left of copies that they made or deleted."""
     found: list[Leftover] = []
-    for below in list_own_folders(scratch):
-        # Whoever has taken this user's name must not keep others' copies from being listed and deleted.
-        with contextlib.suppress(StorageError), opened_home(scratch, below) as home:
-            for name in sorted(os.listdir(home)) if home is not None else ():
-                what = "a copy that was being deleted" if is_leaving(name) else ""
-                with contextlib.suppress(OSError), opened_folder(name, home) as fd:
-                    if is_temporary(name) and not is_locked(Path(f"/proc/self/fd/{fd}") / GATE):
-                        what = "a copy that was being made"
-                    if what:
-                        size_bytes = sum(info.st_size for _, info in walk(fd))
-                        found.append(Leftover(str(below / name), what, size_bytes))
+    # Whoever has taken this user's name must not keep others' copies from being listed and deleted.
+    with contextlib.suppress(StorageError), opened_home(scratch) as home:
+        for name in sorted(os.listdir(home)) if home is not None else ():
+            what = "a copy that was being deleted" if is_leaving(name) else ""
+            with contextlib.suppress(OSError), opened_folder(name, home) as fd:
+                if is_temporary(name) and not is_locked(Path(f"/proc/self/fd/{fd}") / GATE):
+                    what = "a copy that was being made"
+                if what:
+                    size_bytes = sum(info.st_size for _, info in walk(fd))
+                    found.append(Leftover(str(scratch / user_folder() / name), what, size_bytes))
     return found
 
 

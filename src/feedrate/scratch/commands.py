@@ -20,8 +20,8 @@ from feedrate.remote.addresses import is_url
 from feedrate.remote.trust import read_addresses
 from feedrate.scratch.clearing import Clearing, find_limit, is_mine, list_leftovers
 from feedrate.scratch.folder import Scratch, find_scratch, list_user_folders
-from feedrate.scratch.lease import Lease
 from feedrate.scratch.listing import forget, list_caches, list_copies, recall
+from feedrate.scratch.marker import Lease
 from feedrate.scratch.results import (
     ClearResult,
     CopyInfo,

@@ -8,7 +8,7 @@
         gate          locked for a moment, to add a lease or to delete the copy
         writer        locked by the one process that copies now, and says which; others wait, and take over
                       when it dies
-        leases/       a locked file per process that uses the copy (lease.py)
+        leases/       a locked file per process that uses the copy
         used          its time: when a lease was taken or given back last
 
 A copy is made aside and renamed, so its folder is never half made; its gate is held meanwhile, by which the
@@ -42,8 +42,18 @@ from feedrate.files.lock import Gone, Lock, make_lock, take_lock
 from feedrate.files.permissions import ROOT, anchor, open_trusted
 from feedrate.remote.retry import log
 from feedrate.scratch.folder import make_user_folder, owner_of, user_folder
-from feedrate.scratch.lease import Lease, add_lease, note_holder, read_holder
-from feedrate.scratch.marker import BadMarker, Marker, check_marker, describe_maker, dump_marker, load_marker
+from feedrate.scratch.marker import (
+    BadMarker,
+    Lease,
+    Marker,
+    add_lease,
+    check_marker,
+    describe_maker,
+    dump_marker,
+    load_marker,
+    note_holder,
+    read_holder,
+)
 from feedrate.scratch.results import LeaseInfo
 from feedrate.units import shell_quote
 

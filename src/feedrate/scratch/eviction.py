@@ -29,8 +29,7 @@ from feedrate.files.tree import opened_folder, read_small, remove_known, walk
 from feedrate.machine.process import find_openers
 from feedrate.remote.addresses import is_url
 from feedrate.scratch.copy import DATA, GATE, LEASES, MARKER, USED, WRITER
-from feedrate.scratch.lease import live_leases
-from feedrate.scratch.marker import BadMarker, CopiedFile, Marker, load_marker
+from feedrate.scratch.marker import BadMarker, CopiedFile, Marker, live_leases, load_marker
 from feedrate.scratch.source_check import NotAsCopied, Sight, checksum_file, compare_bytes, stat_source
 
 _LEAVING = re.compile(r"\.gone-(?P<name>.+)-[0-9]+-[0-9a-f]{8}")

@@ -26,8 +26,6 @@ from feedrate.machine.disk import describe_storage, is_scratch, list_scratch, me
 from feedrate.machine.memory import MemoryGauge
 from feedrate.units import format_bytes, format_count
 
-# Where copies lay before, in SCRATCH/feedrate/UID: they are listed and deleted there, and not looked for.
-OLD_STORE = "feedrate"
 _NAME = re.compile(r"feedrate-([0-9]+)")
 
 
@@ -37,18 +35,14 @@ def user_folder(uid: int | None = None) -> str:
 
 
 def owner_of(folder: Path) -> int | None:
-    """Return whose copies a folder is for, by its name, now or before; None: it is for no copies."""
+    """Return whose copies a folder is for, by its name; None: it is for no copies."""
     match = _NAME.fullmatch(folder.name)
-    if match is None and folder.parent.name == OLD_STORE:
-        match = re.fullmatch("([0-9]+)", folder.name)
     return None if match is None else int(match[1])
 
 
 def list_user_folders(scratch: Path) -> Iterator[Path]:
-    """Yield the folders on scratch that hold copies, of all users, also where copies lay before."""
-    for folder in [*list_folders(scratch), *list_folders(scratch / OLD_STORE)]:
-        if owner_of(folder) is not None:
-            yield folder
+    """Yield the folders on scratch that hold copies, of all users."""
+    yield from (folder for folder in list_folders(scratch) if owner_of(folder) is not None)
 
 
 def make_user_folder(scratch: Path, *, is_public: bool) -> int:

@@ -30,8 +30,8 @@ from feedrate.files.tree import measure_files
 from feedrate.machine.describe import find_node, find_state_folder
 from feedrate.machine.process import find_openers
 from feedrate.scratch.copy import DATA, LEASES, USED, WRITER, Copy, part_name, read_marker
-from feedrate.scratch.folder import OLD_STORE, list_folders, list_user_folders
-from feedrate.scratch.lease import live_leases
+from feedrate.scratch.folder import list_folders, list_user_folders
+from feedrate.scratch.marker import live_leases
 from feedrate.scratch.results import CacheInfo, CopyInfo, StagedCopy
 
 
@@ -89,13 +89,12 @@ def describe_copy(copy: Copy) -> CopyInfo:
         leases=live_leases(copy.at / LEASES),
         is_being_written=is_locked(copy.at / WRITER),
         is_trusted=owner in (os.getuid(), ROOT),
-        is_in_old_place=copy.folder.parent.parent.name == OLD_STORE,
     )
 
 
 def _describe(folder: Path) -> CopyInfo:
     info = folder.lstat()
-    is_trusted = folder.parent.parent.name != OLD_STORE
+    is_trusted = True
     try:
         for one in (folder.parent, folder):
             os.close(open_trusted(one))

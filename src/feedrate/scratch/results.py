@@ -33,7 +33,6 @@ class CopyInfo:
         is_being_written: a process copies into it now.
         is_trusted: this user may read it as if it were the source.
         problem: why nothing else is known of it; "": no problem.
-        is_in_old_place: it is where copies were before, and is not looked for any more.
     """
 
     path: str
@@ -54,7 +53,6 @@ class CopyInfo:
     is_being_written: bool
     is_trusted: bool
     problem: str = ""
-    is_in_old_place: bool = False
 
     @property
     def is_complete(self) -> bool:

@@ -37,8 +37,8 @@ from feedrate.scratch.clearing import find_limit, make_room
 from feedrate.scratch.contents import Contents, read_contents
 from feedrate.scratch.copy import DATA, Copy
 from feedrate.scratch.folder import Scratch, check_room, find_scratch, owner_of
-from feedrate.scratch.lease import Lease
 from feedrate.scratch.listing import remember_copy, survey
+from feedrate.scratch.marker import Lease
 from feedrate.scratch.source_check import checksum_file
 from feedrate.units import format_bytes
 

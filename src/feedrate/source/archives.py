@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, cast
 
 from feedrate.errors import SourceError
-from feedrate.format.fields import Field
-from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.format.fields import Field, file_suffix, has_image_suffix
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.source import tar

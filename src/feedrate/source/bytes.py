@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
 from feedrate.remote.addresses import Place
-from feedrate.source.record import SPOOL_NAME, ContainerValue, FileRange
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import SPOOL_NAME, ContainerValue, FileRange, UnusableValue
 from feedrate.units import printable
 
 # One bad file is rejected and packing goes on. These say that the whole source is out of reach, or we are.

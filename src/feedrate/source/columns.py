@@ -16,8 +16,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile, explained
 from feedrate.source.names import is_label_name, name_fields
-from feedrate.source.record import Record, Spool, SpooledReader, Value
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import Record, Spool, SpooledReader, UnusableValue, Value
 from feedrate.units import printable
 
 Sample = TypeVar("Sample")

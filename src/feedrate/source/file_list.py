@@ -8,14 +8,12 @@ import posixpath
 from collections.abc import Iterator
 
 from feedrate.errors import FeedrateError, SourceError
-from feedrate.format.fields import Field
-from feedrate.format.keys import has_image_suffix
+from feedrate.format.fields import Field, has_image_suffix
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.source.columns import NumberColumn
 from feedrate.source.names import Repeats
-from feedrate.source.record import FileRange, Reader, Record, Value, image_fields
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import FileRange, Reader, Record, UnusableValue, Value, image_fields
 from feedrate.units import printable
 
 _LONGEST_LINE = 10_000

@@ -19,12 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from feedrate.calls import one_ahead
 from feedrate.errors import NotFound, SourceError, StorageError, suggest_path
-from feedrate.format.byte_strings import ByteStrings
-from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.format.fields import Field, Kind, file_suffix, has_image_suffix
+from feedrate.format.index import ByteStrings
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
-from feedrate.one_ahead import one_ahead
 from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, is_url

@@ -20,8 +20,7 @@ from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.source.columns import ColumnReader, Columns, find_word_labels
 from feedrate.source.names import image_suffix, is_mask_name, record_name
-from feedrate.source.record import ContainerValue, Record, Spool, Value
-from feedrate.source.values import dump_array
+from feedrate.source.record import ContainerValue, Record, Spool, Value, dump_array
 
 _CLASS_NAMES = re.compile(r"class|label.*name|categor", re.IGNORECASE)
 _MOST_CLASSES = 100_000

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from feedrate.errors import FeedrateError, SourceError, StorageError, UsageError
+from feedrate.errors import SourceError, UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.manifest import find_address_problem
 from feedrate.progress import Rejection
@@ -221,16 +220,7 @@ def find_shards(source: str, options: SourceOptions) -> Shards:
     check_secrets(source)
     if options != SourceOptions():
         raise UsageError("--labels goes with a folder of images on this machine", hint=_PACK_IT)
-    attempts = Retry(Outage(source, OPENING), source)
-    while True:
-        try:
-            return _look(source)
-        except StorageError as error:
-            try:
-                wait_s = attempts.failed(error)
-            except FeedrateError:
-                raise error from None
-            time.sleep(wait_s)
+    return Retry(Outage(source, OPENING), source).run(lambda: _look(source))
 
 
 def check_secrets(source: str) -> None:

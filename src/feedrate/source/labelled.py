@@ -19,15 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.errors import SourceError, StorageError
-from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.format.fields import Field, Kind, file_suffix, has_image_suffix
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import explained, is_url
 from feedrate.source.archives import Archive
 from feedrate.source.folders import walk
 from feedrate.source.names import Digests, Repeats, is_hidden, safe_field
 from feedrate.source.options import NO_SEPARATOR, FieldSpec, SourceOptions
-from feedrate.source.record import ContainerValue, FileRange, Reader, Record, Spool, Value
+from feedrate.source.record import (
+    ContainerValue,
+    FileRange,
+    Reader,
+    Record,
+    Spool,
+    UnusableValue,
+    Value,
+    dump_value,
+)
 from feedrate.source.table import (
     FlagColumns,
     LabelColumn,
@@ -36,7 +44,6 @@ from feedrate.source.table import (
     is_missing,
     read_table,
 )
-from feedrate.source.values import UnusableValue, dump_value
 from feedrate.units import printable, shell_quote
 
 FILE_KINDS = frozenset((Kind.IMAGE, Kind.MASK, Kind.ARRAY, Kind.BYTES))

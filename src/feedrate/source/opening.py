@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
-from feedrate.format.keys import file_suffix, has_image_suffix
+from feedrate.format.fields import file_suffix, has_image_suffix
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.remote.addresses import Place, PlacedFile, explained, is_url, split_source
 from feedrate.source.detect import SourceKind, kind_by_name, look_at

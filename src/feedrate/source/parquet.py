@@ -16,8 +16,7 @@ from feedrate.progress import Rejection
 from feedrate.remote.addresses import PlacedFile
 from feedrate.source.columns import ColumnReader, Columns, find_word_labels
 from feedrate.source.names import image_suffix, is_label_name, is_mask_name, record_name
-from feedrate.source.record import Record, Value
-from feedrate.source.values import UnusableValue, dump_array
+from feedrate.source.record import Record, UnusableValue, Value, dump_array
 
 _BATCH_ROWS = 64
 _PEEK_ROWS = 20

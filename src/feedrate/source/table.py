@@ -24,8 +24,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, SourceError, need, suggest_path
 from feedrate.format.fields import Field, Kind
-from feedrate.source.record import Value
-from feedrate.source.values import UnusableValue, dump_array
+from feedrate.source.record import UnusableValue, Value, dump_array
 
 _PIECE_BYTES = 2**20
 _NO_NUMBER = frozenset(("nan", "na", "n/a", "null", "none"))

@@ -26,8 +26,7 @@ from feedrate.remote.addresses import PlacedFile
 from feedrate.source.columns import Columns, PeekingReader, find_word_labels
 from feedrate.source.detect import decompressing
 from feedrate.source.names import image_suffix, is_mask_name, record_name
-from feedrate.source.record import FileRange, Record, Value
-from feedrate.source.values import UnusableValue, dump_array
+from feedrate.source.record import FileRange, Record, UnusableValue, Value, dump_array
 
 # Feature -> the field that it makes, the field's kind, the type of its values.
 Features = Mapping[str, tuple[str, Kind, str]]

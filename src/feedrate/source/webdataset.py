@@ -17,8 +17,7 @@ from feedrate.source.archives import Archive, Member
 from feedrate.source.bytes import Bytes
 from feedrate.source.columns import Columns, PeekingReader
 from feedrate.source.names import Repeats, is_hidden, is_mask_name, kind_of_suffix, safe_field
-from feedrate.source.record import Record, Spool, Value
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import Record, Spool, UnusableValue, Value
 from feedrate.units import printable
 
 _MOST_MEMBERS = 1000  # of one sample

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from feedrate.errors import SourceError
 from feedrate.source.names import clean_name
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import UnusableValue
 from feedrate.units import format_bytes, printable
 
 STORED, DEFLATED = 0, 8

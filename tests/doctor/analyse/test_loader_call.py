@@ -18,6 +18,7 @@ import pytest
 
 import feedrate
 from feedrate.doctor.analyse.call_draft import write_code
+from feedrate.doctor.analyse.data_folders import LoaderFacts
 from feedrate.doctor.analyse.loader_call import recognise_call
 from feedrate.doctor.analyse.metrics import LoaderCall
 from support.hooked import PREAMBLE, Run, run_script
@@ -99,9 +100,8 @@ def see(tmp_path: Path, photos: Path, body: str) -> Run:
 
 
 def recognise(run: Run, **more: Any) -> LoaderCall:
-    call = recognise_call(
-        run.facts("loader")[0], run.facts("batch")[0], run.facts("pipeline")[0], run.facts("calls"), **more
-    )
+    known = (run.facts(kind)[0] for kind in ("loader", "batch", "pipeline"))
+    call = recognise_call(LoaderFacts(*known, run.facts("calls")), **more)
     assert call is not None
     return call
 
@@ -449,7 +449,7 @@ run(DataLoader(data, batch_size=5))
 def test_samples_that_are_no_images_have_no_call(tmp_path: Path) -> None:
     run = run_script(tmp_path, PREAMBLE + "for batch in DataLoader(Numbers(20), batch_size=4): pass")
     facts = [run.facts(kind)[0] for kind in ("loader", "batch", "pipeline")]
-    assert recognise_call(*facts) is None
+    assert recognise_call(LoaderFacts(*facts)) is None
 
 
 TRAINING = """
@@ -600,6 +600,6 @@ def transform(rows):
 run(DataLoader(Formatted(transform), batch_size=4))
 """
     run = see(tmp_path, photos, TORCHVISION + FORMATTED + body)
-    call = recognise(run, timed=["RandomResizedCrop", "RandomHorizontalFlip"])
+    call = recognise(run, parts=[("transform", "RandomResizedCrop"), ("transform", "RandomHorizontalFlip")])
     assert "RandomResizedCrop was timed" in call.why_not
     assert any(text.startswith("RandomHorizontalFlip is not carried over") for text in call.left_out)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import feedrate
+from feedrate.doctor.analyse.data_folders import LoaderFacts
 from feedrate.doctor.analyse.loader_call import recognise_call
 from feedrate.doctor.analyse.metrics import LoaderCall
 from support.examples import examples
@@ -48,7 +49,7 @@ def find(
     between: tuple[float, float] = (0.0, 1.0),
     form: Any = ("tensor", "tensor"),
     loader: Any = (),
-    parts: tuple[str, ...] = (),
+    parts: tuple[tuple[str, str], ...] = (),
     calls: Any = (),
     **pipeline: Any,
 ) -> LoaderCall | None:
@@ -66,7 +67,7 @@ def find(
         "collate": COLLATE, "sampler": RANDOM, "batch_sampler": BATCHES, "seed": None, "prefetcher": None,
     }  # fmt: skip
     known = {"batch_size": 8, "shuffle": True, **dict(loader)}
-    return recognise_call(known, batch, {**facts, **pipeline}, calls, parts=parts)
+    return recognise_call(LoaderFacts(known, batch, {**facts, **pipeline}, calls), parts=parts)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,11 @@ def test_timms_mixing_is_carried_over_with_what_differs() -> None:
             "collate_fn (own) is not carried over",
         ),
         ([], {}, "how images get their size was not seen"),
-        ([RESIZE], {"parts": ["cv2.imread", "cv2.resize"]}, "OpenCV decodes to BGR; these are RGB"),
+        (
+            [RESIZE],
+            {"parts": [("decode", "cv2.imread"), ("transform", "cv2.resize")]},
+            "OpenCV decodes to BGR; these are RGB",
+        ),
     ],
 )
 def test_what_differs_is_one_sentence(steps: list[Any], more: dict[str, Any], sentence: str) -> None:
@@ -354,7 +359,9 @@ def spoil(value: Any, rng: random.Random, is_inside: bool = False) -> Any:
 @settings(max_examples=examples(300), deadline=None)
 def test_odd_values_in_a_scripts_objects_are_no_reason_to_fail(seed: int) -> None:
     facts = spoil(EVERYTHING, random.Random(seed))
-    call = recognise_call(facts["loader"], facts["batch"], facts["pipeline"], facts["calls"])
+    call = recognise_call(
+        LoaderFacts(**{"fact" if kind == "loader" else kind: one for kind, one in facts.items()})
+    )
     assert call is not None
     compile(call.code, "code", "exec")
     assert max(map(len, call.code.splitlines())) <= 78

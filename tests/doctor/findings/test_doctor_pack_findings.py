@@ -14,15 +14,13 @@ from feedrate.doctor.analyse.data_files import describe_pack, time_pack_images
 from feedrate.doctor.analyse.machine import read_machine
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import Measured, PackImages, Tried
-from feedrate.doctor.analyse.records import read_run
-from feedrate.doctor.analyse.summarise import measure
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.findings.fact_table import list_facts
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Diagnosis
 from feedrate.report.doctor_words import list_setting
 from support.doctor_runs import MS, FakeLoop
-from support.judged_runs import MACHINE, judge
+from support.judged_runs import MACHINE, judge, measure_folder
 from support.packs import write_images
 
 BATCH, STEPS = 8, 40
@@ -58,11 +56,8 @@ def run_loader(
         if seconds is not None:
             _drain(loop, phase, seconds, {"cpu_s": 20 * cpu / 1e3, "device_bytes": 20 * device_bytes})
     loop.main.write(folder)
-    measured = measure(
-        read_run(folder), around or MachineSummary(cores=4.0, memory_limit_bytes=1e11), warmup=2,
-        tried=Tried(images=images),
-    )  # fmt: skip
-    assert measured is not None
+    around = around or MachineSummary(cores=4.0, memory_limit_bytes=1e11)
+    measured = measure_folder(folder, around, Tried(images=images))
     return measured, diagnose(
         measured, command=["x"], mode="experiments", exit_code=None, seconds=1.0, machine=MACHINE
     )
@@ -216,8 +211,7 @@ def test_copies_of_host_batches_to_a_gpu_are_a_case_for_the_device_option(tmp_pa
         loop.step(wait=1, before=20)
     loop.main.write(tmp_path)
     around = MachineSummary(cores=4.0, gpus=1, gpu_name="GPU", copied_bytes=1e8, copied_element_bytes=1)
-    measured = measure(read_run(tmp_path), around, warmup=2)
-    assert measured is not None
+    measured = measure_folder(tmp_path, around)
     diagnosis = diagnose(measured, command=["x"], mode="passive", exit_code=0, seconds=1.0, machine=MACHINE)
     (remedy,) = [one for one in diagnosis.remedies if one.name == "batches-on-device"]
     assert remedy.change == 'Loader(..., device="cuda")'
@@ -254,15 +248,13 @@ def test_a_loader_that_is_made_anew_for_each_epoch_counts_from_zero_again(tmp_pa
     for _ in range(STEPS):
         loop.step(wait=1)
     loop.main.write(tmp_path)
-    measured = measure(read_run(tmp_path), MachineSummary(cores=4.0), warmup=2)
-    assert measured is not None
+    measured = measure_folder(tmp_path, MachineSummary(cores=4.0))
     assert measured.samples.stages is None  # all notes are from before the steps that count
     loop.main.fact(
         "loader-stats", t_ns=loop.now, loader="loader-0", batches=7, samples=56, stages={"index": 1.4}
     )
     loop.main.write(tmp_path)
-    measured = measure(read_run(tmp_path), MachineSummary(cores=4.0), warmup=2)
-    assert measured is not None
+    measured = measure_folder(tmp_path, MachineSummary(cores=4.0))
     assert measured.samples.stages is not None
     assert (measured.samples.stages.batches, measured.samples.stages.busy_s) == (
         7,

@@ -125,6 +125,6 @@ def test_trials_of_a_run_that_went_twice_as_fast_once_more_are_dropped_and_that_
     loop.main.write(tmp_path)
     measured, diagnosis = judge(tmp_path, MachineSummary(cores=4.0))
     assert list(measured.experiments.trials) == [2]
-    said = "trial: none counts: a step took 50.0 ms, and 20.0 ms once more"
+    said = "other workers: none counts: a step took 50.0 ms, and 20.0 ms once more"
     assert diagnosis.run.unseen[0].startswith(said)
     assert f"not seen  {said}" in draw_diagnosis(diagnosis)

@@ -48,6 +48,11 @@ def make_loop(model: Any, *, set_to_none: bool = True) -> Callable[[Any], float]
     return train
 
 
+@pytest.fixture(autouse=True)
+def quick_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay.session, "pace_s", 0.05)
+
+
 def note(model: Any, *inputs: Any) -> replay.Called:
     called = replay.Called()
     called.begin()
@@ -59,7 +64,7 @@ def note(model: Any, *inputs: Any) -> replay.Called:
 
 
 def make_feed(called: replay.Called, batch: Any) -> replay.ChannelsLast:
-    return replay.ChannelsLast(SimpleNamespace(pace_s=0.05), [batches.Kept(batch)], called)
+    return replay.ChannelsLast([batches.Kept(batch)], called)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
@@ -88,7 +93,7 @@ def test_weights_gradients_and_optimizer_states_are_converted_and_put_back(set_t
     assert model.layouts[-1] is False
 
 
-def test_steps_in_both_layouts_take_turns_and_are_counted_apart() -> None:
+def test_steps_in_both_layouts_take_turns_and_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = Net(), torch.rand(4, 3, 9, 9)
     train = make_loop(model)
     train(images)
@@ -96,7 +101,8 @@ def test_steps_in_both_layouts_take_turns_and_are_counted_apart() -> None:
     feed.start()
     model.layouts.clear()
     facts: list[Any] = []
-    feed._log = SimpleNamespace(pace_s=1e6, measured=lambda *fact: facts.append(fact))
+    noting = SimpleNamespace(pace_s=1e6, measured=lambda *fact: facts.append(fact))
+    monkeypatch.setattr(replay, "session", noting)
     for _ in range(feed.warmup + 4 * replay.BLOCK_STEPS):
         assert not feed.is_over()
         train(feed.next())
@@ -171,7 +177,7 @@ def test_batches_are_laid_out_as_a_loaders_and_the_model_stays_as_it_is(kind: An
     strides = {name: tensor.stride() for name, tensor in model.state_dict().items()}
     kept = batches.Kept({"image": images, "label": torch.arange(4)})
     assert kept.has_images()
-    feed = replay.LoaderLayout(SimpleNamespace(pace_s=0.05), [kept])
+    feed = replay.LoaderLayout([kept])
     feed.start()
     batch = feed.give()
     assert batch["image"].is_contiguous(memory_format=LAST)

@@ -236,9 +236,9 @@ def test_what_a_function_returns_that_is_no_generator_is_left_as_it_is(
 
 
 def test_a_compiled_class_that_takes_no_wrapper_is_left_alone() -> None:
-    assert not parts._can_be_patched(io, "BytesIO.read")
-    assert parts._can_be_patched(tarfile, "TarFile.next")
-    assert parts._can_be_patched(tarfile, "open")
+    assert not parts.takes_attributes(io.BytesIO)
+    assert parts.takes_attributes(tarfile.TarFile)
+    assert parts.takes_attributes(tarfile)
 
 
 WEBLOADER = (

@@ -265,7 +265,7 @@ def test_a_passive_run_keeps_none_of_its_index_lists(tmp_path: Path) -> None:
 iterator = iter(DataLoader(Numbers(100), batch_size=2))
 batches = [next(iterator) for _ in range(3)]
 from feedrate_hook.session import session
-print(session.recent_indices(iterator))
+print(session.loaders.recent_indices(iterator))
 """
     )
     run = run_script(tmp_path, body)
@@ -289,7 +289,8 @@ class Experiments:
             self.session.phase = 1
             for _ in range(2):
                 take()
-            self.session.facts("skipped", phase=2, why=str(len(self.session.recent_indices(iterator))))
+            asked = self.session.loaders.recent_indices(iterator)
+            self.session.facts("skipped", phase=2, why=str(len(asked)))
             self.session.phase = 4
         if self.count == 7:
             self.session.finish("experiments")

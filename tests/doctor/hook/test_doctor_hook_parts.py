@@ -178,7 +178,7 @@ def test_methods_are_put_back_while_nothing_is_timed() -> None:
     module = ModuleType("pictures")
     module.Picture = type("Picture", (), {"turn": Picture.turn})  # type: ignore[attr-defined]
     original = module.Picture.turn
-    parts.patch_parts(module, [("Picture.turn", "transform:turn")])
+    parts.patch_parts([("Picture.turn", "transform:turn")], module)
     wrapper = module.Picture.turn
     try:
         assert wrapper is not original
@@ -194,7 +194,7 @@ def test_methods_are_put_back_while_nothing_is_timed() -> None:
 def test_a_method_that_the_program_replaced_stays_its_own() -> None:
     module = ModuleType("pictures")
     module.Picture = type("Picture", (), {"turn": Picture.turn})  # type: ignore[attr-defined]
-    parts.patch_parts(module, [("Picture.turn", "transform:turn")])
+    parts.patch_parts([("Picture.turn", "transform:turn")], module)
     module.Picture.turn = len
     try:
         parts.wrap_methods(False)

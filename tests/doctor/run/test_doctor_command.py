@@ -194,8 +194,8 @@ def test_a_training_without_a_loader_is_told_so_while_it_runs_once(tmp_path: Pat
         standstill._asked_s = 0.0
         standstill.look()
     assert said == [
-        "5 optimizer steps of 12.0 ms, and no DataLoader or feedrate.Loader so far: data that comes by other "
-        "means is not seen, only what is done with it"
+        "5 optimizer steps of 12.0 ms, and no DataLoader or feedrate.Loader so far: how it gets its data "
+        "cannot be observed, what it does with them can"
     ]
 
 

@@ -56,8 +56,8 @@ def pretend(
     [
         ({"version": None, "count": 0}, "cuda", r"this torch \(.*\) is built without CUDA"),
         ({"version": "13.0", "count": 0}, "cuda", "torch finds no GPU"),
-        ({"version": "13.0", "count": 1}, "cuda:9", "this machine has cuda:0 alone"),
-        ({"version": "13.0", "count": 4}, 9, "this machine has cuda:0 to cuda:3"),
+        ({"version": "13.0", "count": 1}, "cuda:9", "there is no cuda:9, torch finds 1 GPU"),
+        ({"version": "13.0", "count": 4}, 9, "there is no cuda:9, torch finds 4 GPUs"),
         ({"version": "13.0", "count": 1, "forked": True}, "cuda", "a fork of one that had used CUDA"),
     ],
 )

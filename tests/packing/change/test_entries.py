@@ -31,7 +31,7 @@ from feedrate import (
     verify,
 )
 from feedrate.errors import AlreadyExists, PackError, SourceError, StorageError, UsageError
-from feedrate.format.entries import find_entries, parse_entries
+from feedrate.format.fields import find_entries, parse_entries
 from feedrate.format.index import parse_part
 from feedrate.format.manifest import parse_manifest, read_manifest
 from feedrate.format.pack import Pack

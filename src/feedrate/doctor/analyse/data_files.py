@@ -72,7 +72,7 @@ def describe_data(recording: Recording, loaders: Sequence[str], facts: LoaderFac
             sizes.append(os.stat(path).st_size)
     if not sizes:
         return None
-    dataset_len = facts.loader.get("dataset_len")
+    dataset_len = facts.get("dataset_len")
     # One file per sample, or few big ones: then the sum of what was seen is the better guess.
     is_per_sample = dataset_len is not None and len(paths) > min(50, dataset_len / 2)
     whole = sum(sizes) / len(sizes) * dataset_len if is_per_sample and dataset_len else float(sum(sizes))

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files each loader of a run reads, and the folder that a command for its samples names."""
+"""Which files each loader of a run reads, and the folder, or the table that the script read, that names them.
+
+`feedrate pack` takes the one, or the other as --labels.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from feedrate.doctor.analyse.data_tables import FileTable, find_table
-from feedrate.doctor.analyse.records import Process, Recording
+from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
-from feedrate.errors import StorageError
+from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.tree import walk_paths
 from feedrate.prelist import IMAGE_SUFFIXES
+from feedrate.source.labelled import LABEL_COLUMNS, PATH_COLUMNS
+from feedrate.source.table import Table, read_table
 
-Fact = Mapping[str, Any]
 _NOT_DATA = (".py", ".pyc", ".so", ".pth", ".pt", ".cfg", ".toml", ".ini")
 _SYSTEM = ("/proc/", "/sys/", "/dev/")
 _SUBSET, _SUBSET_SAMPLER = "torch.utils.data.dataset.Subset", "torch.utils.data.sampler.SubsetRandomSampler"
 _COUNTING_S = 5.0  # the images of a folder: what takes longer stays uncounted
+_LOOKED_FOR = 64  # images that a column of a table must name
+_MOST_ROWS = 500_000  # of a table: a larger one is not read
+_UNKNOWN_COLUMN = "COLUMN"
 
 
 def list_opened(recording: Recording, loaders: Collection[str] | None = None) -> list[str]:
@@ -35,7 +42,7 @@ def list_opened(recording: Recording, loaders: Collection[str] | None = None) ->
         loaders: those that their workers opened, or the training process while it waited for them; None: all.
     """
     seen: dict[str, None] = {}
-    pids = _workers_of(recording, loaders or ())
+    pids = {pid for main in recording.mains for pid in main.workers_of(loaders or ())}
     for process in recording.processes:
         opened = process.of(layout.OPENED)
         if loaders is not None and process.pid not in pids:
@@ -46,16 +53,6 @@ def list_opened(recording: Recording, loaders: Collection[str] | None = None) ->
             if not path.lower().endswith(_NOT_DATA) and not path.startswith(_SYSTEM):
                 seen.setdefault(os.path.join(cwd, path))
     return list(seen)
-
-
-def _workers_of(recording: Recording, loaders: Collection[str]) -> set[int]:
-    return {
-        pid
-        for main in recording.mains
-        for fact in main.facts_of("workers")
-        if fact.get("loader") in loaders
-        for pid in fact.get("pids", ())
-    }
 
 
 def _are_inside(starts: Any, process: Process, loaders: Collection[str]) -> Any:
@@ -75,16 +72,29 @@ def list_images(paths: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LoaderFacts:
-    """What the hook told of one loader."""
+    """What the hook told of one loader: itself, its first batch, what samples go through, Pillow's calls."""
 
-    loader: Fact
+    fact: Fact
     batch: Fact
     pipeline: Fact
+    calls: Sequence[Fact] = ()
 
     @classmethod
-    def of(cls, main: Process, name: str) -> LoaderFacts:
+    def of(cls, main: Process, name: str, made_by: Iterable[Process] = ()) -> LoaderFacts:
+        """Return the first of each kind: experiments make further loaders of it, and batches of other sizes.
+
+        Args:
+            made_by: the processes that made its samples.
+        """
         kinds = ("loader", "batch", "pipeline")
-        return cls(*(next((f for f in main.facts_of(k) if f.get("loader") == name), {}) for k in kinds))
+        fact, batch, pipeline = (
+            next((f for f in main.facts_of(kind) if f.get("loader") == name), {}) for kind in kinds
+        )
+        calls = [fact for process in made_by for fact in process.facts_of("calls")]
+        return cls(fact, batch, pipeline, [fact for fact in calls if fact.get("loader") in (None, name)])
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        return self.fact.get(name, otherwise)
 
     @property
     def layers(self) -> list[Fact]:
@@ -97,12 +107,19 @@ class LoaderFacts:
 
     @property
     def chosen(self) -> tuple[int, int] | None:
-        return find_chosen(self.pipeline)
+        """Return how many samples a Subset or a sampler takes, and of how many; None: all, or unknown."""
+        found = []
+        for one in (next(iter(self.layers), {}), self.pipeline.get("sampler") or {}):
+            samples, of = one.get("samples"), one.get("of")
+            is_one = one.get("class") in (_SUBSET, _SUBSET_SAMPLER)
+            if is_one and isinstance(samples, int) and isinstance(of, int) and 0 < samples < of:
+                found.append((samples, of))
+        return found[0] if len(found) == 1 else None
 
     @property
     def samples(self) -> int | None:
         """Return how many samples a pack for this dataset has, that of a Subset whole; None: unknown."""
-        length = self.chosen[1] if self.chosen is not None else self.loader.get("dataset_len")
+        length = self.chosen[1] if self.chosen is not None else self.get("dataset_len")
         return length if isinstance(length, int) else None
 
     @property
@@ -121,25 +138,26 @@ class LoaderFacts:
         return isinstance(form, (list, Mapping)) and len(form) > 1
 
 
-def find_chosen(pipeline: Fact) -> tuple[int, int] | None:
-    """Return how many samples a Subset or a sampler takes, and of how many; None: all, or unknown."""
-    outer = next((one for one in pipeline.get("layers") or () if isinstance(one, Mapping)), {})
-    found = []
-    for one in (outer, pipeline.get("sampler") or {}):
-        samples, of = one.get("samples"), one.get("of")
-        if (
-            one.get("class") in (_SUBSET, _SUBSET_SAMPLER)
-            and isinstance(samples, int)
-            and isinstance(of, int)
-        ):
-            found += [(samples, of)] if 0 < samples < of else []
-    return found[0] if len(found) == 1 else None
+@dataclass(frozen=True)
+class FileTable:
+    """A table with a row for each sample.
 
+    Attributes:
+        root: the folder that the column's names begin at.
+        label: the column of labels; None: `feedrate pack` finds it by its name.
+    """
 
-def share_of(samples: int, of: int) -> float:
-    """Return the share for `split=` that is exactly so many samples, in as few digits as that takes."""
-    shares = (round(samples / of, digits) for digits in range(2, 16))
-    return next((share for share in shares if round(share * of) == samples), samples / of)
+    path: str
+    column: str
+    root: str
+    rows: int
+    label: str | None
+
+    @property
+    def words(self) -> str:
+        """Return the options of `feedrate pack` that name it."""
+        label = "" if self.label is None else f" --label-column {shlex.quote(self.label)}"
+        return f"--labels {shlex.quote(self.path)} --path-column {shlex.quote(self.column)}{label}"
 
 
 @dataclass(frozen=True)
@@ -224,3 +242,52 @@ def count_images(folder: str) -> int | None:
     except StorageError:
         return None
     return count
+
+
+def find_table(tables: Sequence[str], images: Sequence[str], wanted: int | None) -> FileTable | None:
+    """Return the table that names these images, one with as many rows as there are samples first; None: none.
+
+    Args:
+        tables: the paths of tables that the script read.
+        wanted: the dataset's number of samples.
+    """
+    asked = images[:: max(len(images) // _LOOKED_FOR, 1)][:_LOOKED_FOR]
+    found = [table for path in tables if asked and (table := _read_table(path, asked)) is not None]
+    return min(found, key=lambda table: (table.rows != wanted, table.rows), default=None)
+
+
+def _read_table(path: str, images: Sequence[str]) -> FileTable | None:
+    try:
+        table = read_table(Path(path))
+        rows = list(itertools.islice(table.rows(table.columns), _MOST_ROWS))
+    except (FeedrateError, OSError):
+        return None
+    if len(rows) >= _MOST_ROWS:
+        return None
+    usual = table.pick(None, PATH_COLUMNS, "files")
+    for at in sorted(range(len(table.columns)), key=lambda at: table.columns[at] != usual):
+        names = dict.fromkeys(str(row[at]) for row in rows)
+        if (root := _find_root(names, images)) is not None:
+            column = table.columns[at]
+            return FileTable(path, column, root, len(names), _label_column(table, column))
+    return None
+
+
+def _find_root(names: Mapping[str, None], images: Sequence[str]) -> str | None:
+    """Return the one folder below which all images have their names in the column."""
+    if all(image in names for image in images):
+        return os.path.commonpath([os.path.dirname(image) for image in images])
+    parts = images[0].split("/")
+    for length in range(1, len(parts)):
+        root = "/".join(parts[:-length])
+        if all(image.startswith(root + "/") and image[len(root) + 1 :] in names for image in images):
+            return root
+    return None
+
+
+def _label_column(table: Table, column: str) -> str | None:
+    """Return the column that `feedrate pack` must be told; COLUMN: which one it is, the user knows."""
+    others = [name for name in table.columns if name and name != column]
+    if table.pick(None, LABEL_COLUMNS, "labels") in others:
+        return None
+    return others[0] if len(others) == 1 else _UNKNOWN_COLUMN

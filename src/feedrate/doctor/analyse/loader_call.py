@@ -1,39 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
 """The feedrate.Loader in the place of a script's DataLoader: its arguments, code to paste, what is lost.
 
-What the hook saw (transforms, Pillow's calls, sampler, batches) comes in as steps; each becomes a word of
-Loader's, or a sentence that says that it is not carried over.
+Each operation that recognise/ finds becomes a word of Loader's, or a sentence that says that it is not
+carried over. A pack has all images of its folder: code that would train on more of them than the script did,
+or on other ones without a word, is not given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from feedrate.doctor.analyse.call_data import OtherLoader, fit_to_data
-from feedrate.doctor.analyse.call_draft import BatchImages, Draft, add_depth, find_images, write_code
-from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_chosen, share_of
+from feedrate.doctor.analyse.call_draft import (
+    TRAIN_PACK,
+    VALIDATION_PACK,
+    BatchImages,
+    Draft,
+    add_depth,
+    find_images,
+    write_code,
+)
+from feedrate.doctor.analyse.data_folders import LoaderFacts, Place, find_place, list_images, list_opened
 from feedrate.doctor.analyse.metrics import LoaderCall, Measured
+from feedrate.doctor.analyse.records import Fact, Process, Recording
+from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Remedy
 from feedrate.loader.trial import CROPS
-from feedrate.recognise.operations import (
-    GEOMETRY,
-    LEFT_OUT,
-    UNREADABLE,
-    Operation,
-    is_container,
-    read_operations,
-    read_prefetcher,
-    read_timm_mixing,
-)
-from feedrate.recognise.pillow import read_pillow
+from feedrate.recognise.pipeline import list_operations
 
-Fact = Mapping[str, Any]
-_GRAYING = {"grayscale", "jitter"}  # these convert to gray with Pillow, to mix it in
-_COLLATES = ("torch.utils.data._utils.collate.default_collate", "timm.data.loader.fast_collate")
 _AS_MANY = "split= takes as many of the pack's samples, and not those that the script drew"
 _TORCH_SAMPLERS = ("RandomSampler", "SequentialSampler", "DistributedSampler")
+_BESIDE_TRAINING = ("val", "valid", "validation", "test", "dev")
+
+
+@dataclass(frozen=True)
+class OtherLoader:
+    """A loader of the run that does not feed the training."""
+
+    facts: LoaderFacts
+    place: Place
+    was_asked: bool = True  # for a batch; else it was only made, as those for validation are that comes later
+
+
+def list_others(recording: Recording, main: Process, loaders: Sequence[str]) -> list[OtherLoader]:
+    """Return the other loaders that were asked for batches and read images, in the order of their use.
+
+    Where there is none, those that were made for datasets of class folders and not asked by the end.
+    """
+    others = []
+    for name in dict.fromkeys(main.name(one) for one in main.of(layout.WAIT, phase=layout.REAL)["name"]):
+        if name not in loaders and (paths := list_images(list_opened(recording, [name]))):
+            workers = main.workers_of([name])
+            made_by = [main, *(process for process in recording.processes if process.pid in workers)]
+            facts = LoaderFacts.of(main, name, made_by)
+            others.append(OtherLoader(facts, find_place(paths, facts)))
+    if others or not loaders:
+        return others
+    asked = LoaderFacts.of(main, loaders[0])
+    for fact in main.facts_of("unasked"):
+        facts = LoaderFacts(fact["told"], asked.batch, fact["pipeline"])
+        place = find_place((), facts) if facts.root else Place("")
+        if place.folder and facts.get("made_at") != asked.get("made_at"):
+            others.append(OtherLoader(facts, place, was_asked=False))
+    return others
 
 
 def add_code(m: Measured, remedy: Remedy) -> Remedy:
@@ -53,64 +85,49 @@ def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | N
     data = m.machine.data
     if data is None or not data.images:
         return None
-    parts = [name for _, name in m.samples.cost.parts] if m.samples.cost is not None else []
-    loader, on_gpu, place = m.loader, m.training.is_on_gpu, data.place or Place(data.folder)
-    facts = LoaderFacts(loader.fact, loader.batch, loader.pipeline)
-    timed = [name for kind, name in m.samples.cost.parts if kind == "transform"] if m.samples.cost else []
-    call = _recognise(facts, loader.pillow_calls, place, parts=parts, timed=timed, on_gpu=on_gpu)
+    parts = list(m.samples.cost.parts) if m.samples.cost is not None else []
+    on_gpu, place = m.training.is_on_gpu, data.place or Place(data.folder)
+    call = recognise_call(m.loader, place, parts=parts, on_gpu=on_gpu)
     if call is None:
         return None
     beside = [
-        _recognise(one.facts, one.calls, one.place, on_gpu=on_gpu, was_asked=one.was_asked)
-        for one in others[:1]
+        recognise_call(one.facts, one.place, on_gpu=on_gpu, was_asked=one.was_asked) for one in others[:1]
     ]
-    call = fit_to_data(call, place, facts, others, beside[0] if beside else None)
+    call = fit_to_data(call, place, m.loader, others, beside[0] if beside else None)
     if m.tried.kernel is not None and m.tried.kernel.deep > 0:
         validation = None if call.validation is None else add_depth(call.validation)
         call = replace(call, options=add_depth(call.options), validation=validation)
     return replace(call, code=write_code(call.options, call.validation, has_own_pack=bool(call.packs)))
 
 
-def _recognise(facts: LoaderFacts, calls: Sequence[Fact], place: Place, **told: Any) -> LoaderCall | None:
-    classes = "the class folders" if place.table is None else f"the classes in {place.table.path}"
-    return recognise_call(facts.loader, facts.batch, facts.pipeline, calls, classes=classes, **told)
-
-
 def recognise_call(
-    loader: Fact,
-    batch: Fact,
-    pipeline: Fact,
-    calls: Sequence[Fact] = (),
+    facts: LoaderFacts,
+    place: Place | None = None,
     *,
-    parts: Sequence[str] = (),
-    timed: Sequence[str] = (),
+    parts: Sequence[tuple[str, str]] = (),
     on_gpu: bool = False,
     was_asked: bool = True,
-    classes: str = "the class folders",
 ) -> LoaderCall | None:
     """Return the Loader for a run whose samples are image files; None where its batches hold no images.
 
     Args:
-        loader, batch, pipeline: the facts of these kinds of the run's DataLoader.
-        calls: the facts of Pillow's calls, of all processes that made its samples.
-        parts: names of what a sample's time was spent in: "cv2.imread".
-        timed: names of the transforms among them.
-        was_asked: for a batch; else `batch` is another loader's, and only its steps tell the size of images.
-        classes: what a pack of the files numbers as labels.
+        place: what a pack of the files is made of.
+        parts: kinds and names of what a sample's time was spent in: ("decode", "cv2.imread").
+        was_asked: for a batch; else its batch is another loader's: its steps alone tell the images' size.
     """
-    image = find_images(batch)
-    if image is None or not pipeline or loader.get("pack") or loader.get("iterable"):
+    image, pipeline = find_images(facts.batch), facts.pipeline
+    if image is None or not pipeline or facts.get("pack") or facts.get("iterable"):
         return None
     draft = Draft(image)
-    layers = [one for one in pipeline.get("layers") or () if isinstance(one, Mapping)]
-    steps = _list_steps(layers, pipeline, calls, draft)
+    steps, left_out = list_operations(pipeline, facts.calls)
+    draft.left_out += left_out
     for step in steps:
         draft.take(step)
     named = {step.name for step in steps}
-    unseen = [name for name in timed if name not in named and "." not in name]
-    for name in unseen:
+    timed = [name for kind, name in parts if kind == "transform" and name not in named and "." not in name]
+    for name in timed:
         draft.leave(f"{name} is not carried over: it was timed, and how the script calls it was not seen")
-    crop = next((name for name in unseen if any(word in name for word in CROPS)), None)
+    crop = next((name for name in timed if any(word in name for word in CROPS)), None)
     why_not = "" if crop is None or draft.has_size else (
         f"no code is given: {crop} was timed, and what it does to an image was not seen"
     )  # fmt: skip
@@ -118,116 +135,22 @@ def recognise_call(
         return None
     draft.finish_geometry()
     draft.finish_values()
-    if any(part in ("cv2.imread", "cv2.imdecode") for part in parts) and "cv2.cvtColor" not in parts:
+    names = {name for _, name in parts}
+    if names & {"cv2.imread", "cv2.imdecode"} and "cv2.cvtColor" not in names:
         draft.leave("OpenCV decodes to BGR; these are RGB")
-    _take_labels(layers, draft, classes, is_pillow=bool(calls))
-    _take_order(layers, pipeline, draft)
-    split = {} if (chosen := find_chosen(pipeline)) is None else {"split": (0, share_of(*chosen))}
-    options = {**_loader_options(loader, batch, pipeline), **split, **draft.options()}
-    fields = _take_form(batch, image, draft)
+    table = None if place is None else place.table
+    classes = "the class folders" if table is None else f"the classes in {table.path}"
+    _take_labels(facts.layers, draft, classes, is_pillow=bool(facts.calls))
+    _take_order(facts, draft)
+    split = {} if facts.chosen is None else {"split": (0, share_of(*facts.chosen))}
+    options = {**_loader_options(facts), **split, **draft.options()}
+    fields = _take_form(facts.batch, image, draft)
     if fields:
         options["fields"] = fields
     if on_gpu:
         options["device"] = "cuda"
-    left_out = tuple(dict.fromkeys(draft.left_out))
-    code, dropped = write_code(options), tuple(dict.fromkeys(draft.dropped))
-    return LoaderCall(options, code, left_out, dropped=dropped, why_not=why_not)
-
-
-def _list_steps(
-    layers: Sequence[Fact], pipeline: Fact, calls: Sequence[Fact], draft: Draft
-) -> list[Operation]:
-    """Return what is done to a sample, from the file to the batch."""
-    steps, is_bare = _list_transforms(layers, draft)
-    by_pillow = _read(read_pillow, calls, "what Pillow does")
-    if any(step.kind in GEOMETRY for step in steps):
-        # A transform of a library that is called by itself is seen twice: as it is stored, and in Pillow.
-        for step in by_pillow:
-            if step.kind in GEOMETRY and not is_bare:
-                draft.leave(f"{step.name} before the transform is not carried over")
-        others = dict.fromkeys(step.name for step in by_pillow if step.kind == LEFT_OUT)
-        if others and is_bare:
-            draft.leave(
-                f"{', '.join(others)} was seen, which may be the transforms' or the script's own: "
-                "the script's own is not carried over"
-            )
-        kept = {"gray", "flip", LEFT_OUT}
-        if is_bare:
-            kinds = {step.kind for step in steps}
-            kept -= {LEFT_OUT, *(("gray",) if kinds & _GRAYING else ()), *kinds}
-        by_pillow = [step for step in by_pillow if step.kind in kept]
-    if any(step.kind not in ("nothing", LEFT_OUT) for step in by_pillow):
-        for step in steps:
-            if step.is_own:
-                draft.leave(f"{step.name}, the script's own, is carried over as far as Pillow does it")
-        steps = [step for step in steps if not step.is_own]
-    steps = [*by_pillow, *steps]
-    if pipeline.get("prefetcher") is not None:
-        steps += _read(read_prefetcher, pipeline["prefetcher"], "PrefetchLoader")
-    return [*steps, *_list_mixing(pipeline.get("collate"), draft)]
-
-
-def _read(reader: Callable[[Any], list[Operation]], given: Any, name: str) -> list[Operation]:
-    try:
-        return reader(given)
-    except UNREADABLE:
-        return [Operation(LEFT_OUT, name)]
-
-
-def _list_transforms(layers: Sequence[Fact], draft: Draft) -> tuple[list[Operation], bool]:
-    """Return the steps of the datasets' transforms, and whether some are single ones, not composed."""
-    steps: list[Operation] = []
-    is_bare = False
-    for layer in reversed(layers):  # the innermost dataset is asked first
-        held = layer.get("held") or {}
-        named = {name: one for name, one in held.items() if isinstance(one, Mapping)}
-        for name in ("target_transform", "loader"):
-            named.pop(name, None)
-        found = named or {f"transform {at}": one for at, one in enumerate(layer.get("uses") or (), 1)}
-        composed = [name for name, one in found.items() if is_container(one)]
-        first = "transform" if "transform" in found else composed[0] if composed else None
-        if first is None:
-            is_bare = is_bare or bool(found)
-            steps += [step for one in found.values() for step in read_operations(one)]
-            continue
-        # Inside of a Compose the hook knows whose calls Pillow's are; torch.nn's Sequential it does not see.
-        is_timed = is_container(found[first]) and not str(found[first]["class"]).startswith("torch.nn.")
-        is_bare = is_bare or not is_timed
-        steps += read_operations(found[first])
-        others = [name for name in found if name != first]
-        if others:
-            draft.leave(
-                f"the dataset has other transforms than {first}, which are left out: {', '.join(others)}"
-            )
-    return steps, is_bare
-
-
-def _list_mixing(collate: Any, draft: Draft) -> list[Operation]:
-    if not isinstance(collate, Mapping):
-        return []
-    name = str(collate.get("function") or collate.get("class") or "")
-    if name in _COLLATES:
-        return []
-    if name == "timm.data.mixup.FastCollateMixup":
-        return _read(read_timm_mixing, collate.get("held"), name.rpartition(".")[2])
-    mixing = [
-        step
-        for one in collate.get("uses") or ()
-        for step in _inside_choice(one)
-        if step.kind in ("mixup", "cutmix")
-    ]
-    shown = name.removeprefix("__main__.")
-    kept = f" but for its {' and '.join(step.name for step in mixing)}" if mixing else ""
-    draft.leave(f"collate_fn ({shown}) is not carried over{kept}")
-    return mixing
-
-
-def _inside_choice(described: Any) -> list[Operation]:
-    """torchvision's recipe is RandomChoice([CutMix, MixUp]); so do we, where both are given."""
-    held = described.get("held") if isinstance(described, Mapping) else None
-    if held and str(described.get("class", "")).endswith("._container.RandomChoice"):
-        return [step for one in held.get("transforms") or () for step in read_operations(one)]
-    return read_operations(described)
+    left_out, dropped = list(dict.fromkeys(draft.left_out)), tuple(dict.fromkeys(draft.dropped))
+    return LoaderCall(options, write_code(options), tuple(left_out), dropped=dropped, why_not=why_not)
 
 
 def _take_labels(layers: Sequence[Fact], draft: Draft, classes: str, *, is_pillow: bool) -> None:
@@ -259,9 +182,9 @@ def _named(described: Any) -> str:
     return str(name).removeprefix("__main__.")
 
 
-def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
+def _take_order(facts: LoaderFacts, draft: Draft) -> None:
     """Say which samples the run had and in which order, where a Loader has others."""
-    is_share = find_chosen(pipeline) is not None
+    layers, pipeline, is_share = facts.layers, facts.pipeline, facts.chosen is not None
     for layer in layers[:-1]:
         kind = str(layer.get("class"))
         if layer is layers[0] and kind.endswith(".Subset") and is_share:
@@ -298,13 +221,15 @@ def _take_order(layers: Sequence[Fact], pipeline: Fact, draft: Draft) -> None:
         draft.leave(f"batch_sampler {batches.rpartition('.')[2]} is not carried over")
 
 
-def _loader_options(loader: Fact, batch: Fact, pipeline: Fact) -> dict[str, Any]:
-    size = loader.get("batch_size") or batch.get("samples")  # a batch sampler of the script's own has none
+def _loader_options(facts: LoaderFacts) -> dict[str, Any]:
+    size = facts.get("batch_size") or facts.batch.get(
+        "samples"
+    )  # a batch sampler of the script's own has none
     options: dict[str, Any] = {"batch_size": int(size)} if size else {}
-    options["shuffle"] = loader.get("shuffle") is not False
-    if loader.get("drop_last"):
+    options["shuffle"] = facts.get("shuffle") is not False
+    if facts.get("drop_last"):
         options["drop_last"] = True
-    seed = pipeline.get("seed")
+    seed = facts.pipeline.get("seed")
     if isinstance(seed, int) and seed > 0:
         options["seed"] = seed
     return options
@@ -334,3 +259,108 @@ def _take_form(batch: Fact, images: BatchImages, draft: Draft) -> list[str] | No
             f"labels were {label.get('dtype')} of shape {label.get('shape')}; these are int64, one a sample"
         )
     return None
+
+
+def share_of(samples: int, of: int) -> float:
+    """Return the share for `split=` that is exactly so many samples, in as few digits as that takes."""
+    shares = (round(samples / of, digits) for digits in range(2, 16))
+    return next((share for share in shares if round(share * of) == samples), samples / of)
+
+
+def name_difference(facts: LoaderFacts, place: Place) -> str:
+    """Say why a pack of the place has other samples than the dataset; empty: it has not, or is unknown."""
+    wanted, samples, table = facts.samples, place.samples, place.table
+    if samples is None or wanted is None or samples == wanted:
+        return ""
+    if table is not None and samples > wanted:
+        return (
+            f"no code is given: the script takes {wanted:,} of the {samples:,} rows of {table.path} "
+            "(a fold?), and a pack of the table has all; with the paths of the training's rows in train.txt, "
+            "'feedrate split PACK --file train=train.txt validation=rest' makes the parts"
+        )
+    held = (
+        f"{place.folder} holds {samples:,} images"
+        if table is None
+        else f"{table.path} names {samples:,} files"
+    )
+    return (
+        f"no code is given: the script's dataset has {wanted:,} samples, and {held}, "
+        "all of which a Loader without split= would take; 'feedrate split' makes parts of a pack"
+    )
+
+
+def fit_to_data(
+    call: LoaderCall, place: Place, facts: LoaderFacts, others: Sequence[OtherLoader],
+    other_call: LoaderCall | None,
+) -> LoaderCall:  # fmt: skip
+    """Return a call for the samples that the training loader has, and with one for validation beside it.
+
+    Args:
+        others: loaders of the run besides the training's.
+        other_call: the Loader that the first of them becomes, where it is known.
+    """
+    if why := name_difference(facts, place):
+        return replace(call, why_not=why, reads_others=True)
+    if place.samples is None and facts.samples is not None:
+        call = _add(
+            call, f"the images were not counted: the pack must have the script's {facts.samples:,} samples"
+        )
+    if place.is_unlabelled:
+        call = _add(
+            call, f"labels: {place.folder} has no class folders; TABLE is a .csv of file names and labels"
+        )
+    if not others:
+        return _without_validation(call, place.folder, facts.chosen)
+    for more in others[1:]:
+        named = more.place.folder or "images of another place"
+        call = _add(call, f"another loader of the run reads {named}: it is left as it is")
+    other = others[0]
+    if (other.place.folder, other.place.table) != (place.folder, place.table):
+        named = other.place.folder or "images of another place"
+        if other_call is None or not other.place.folder or not place.folder or name_difference(
+            other.facts, other.place
+        ):  # fmt: skip
+            return _add(call, f"validation reads {named}: it needs a pack of its own")
+        packs = ((place, TRAIN_PACK), (other.place, VALIDATION_PACK))
+        return _join(replace(call, packs=packs), other, other_call)
+    chosen, held_out = facts.chosen, other.facts.chosen
+    if chosen is None and facts.chooser:
+        return replace(call, reads_others=True, why_not=(
+            f"no code is given: {facts.chooser} chooses the script's samples, and another loader of the run "
+            f"reads {place.folder}, too: a Loader without split= would take its samples as well"
+        ))  # fmt: skip
+    if chosen is None or held_out is None or other_call is None:
+        return _add(call, f"another loader of the run reads {place.folder}, too: it is left as it is")
+    (first, of), both = chosen, chosen[0] + held_out[0]
+    if both > of or held_out[1] != of:
+        return _add(
+            call, "the loaders' subsets share samples, or come from different ones: see feedrate split"
+        )
+    return _join(
+        call, other, other_call, split=(share_of(first, of), 1 if both == of else share_of(both, of))
+    )
+
+
+def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] | None) -> LoaderCall:
+    if chosen is not None:
+        rest = f"split=({share_of(*chosen)}, 1)"
+        return _add(call, f"validation, where the script has some, takes the rest: {rest}")
+    above, name = os.path.split(folder)
+    beside = [os.path.join(above, one) for one in _BESIDE_TRAINING] if name.startswith("train") else []
+    found = next((one for one in beside if os.path.isdir(one)), None)
+    if found is None:
+        return call
+    command = f"feedrate pack {shlex.quote(found)} {VALIDATION_PACK}"
+    return _add(call, f"{found} was not read by then: for validation {command}, and a Loader of that")
+
+
+def _join(call: LoaderCall, other: OtherLoader, its_call: LoaderCall, **more: Any) -> LoaderCall:
+    """Return a call with another loader's for validation beside it, and what that leaves out."""
+    options = {name: value for name, value in {**its_call.options, **more}.items() if name != "seed"}
+    left_out = [f"validation: {text}" for text in its_call.left_out if text not in call.left_out]
+    name = str(other.facts.get("loader") or "")
+    return _add(replace(call, validation=options, validates=name), *left_out)
+
+
+def _add(call: LoaderCall, *sentences: str) -> LoaderCall:
+    return replace(call, left_out=(*call.left_out, *sentences))

@@ -117,15 +117,6 @@ class OtherProcess:
     cores: float
 
 
-@dataclass(frozen=True, slots=True)
-class GpuOther:
-    """A process that held memory of a GPU before the run began or after it ended."""
-
-    gpu: int
-    pid: int
-    memory_bytes: int | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means(Readings):
     """Means between two moments, weighted by time.
@@ -154,6 +145,8 @@ class MachineTrace:
         series: by the names of READINGS; `gpu_series`: by those of GPU_READINGS, samples x GPUs.
         gpu_glances: how busy the GPUs were just before each of these moments, oftener than there are samples.
         cores: that this job may use, in the order of the columns of `per_core`.
+        gpu_others: GPU and number of the processes that had memory of it before the run or after it.
+        others: what took the most CPU outside of this run, by sample.
         troubles: what the sampler could not read, by name.
     """
 
@@ -166,8 +159,8 @@ class MachineTrace:
     gpu_uuids: tuple[str, ...]
     gpu_series: Mapping[str, Floats]
     gpu_glances: tuple[Times, Floats]
-    gpu_others: tuple[GpuOther, ...]
-    others: tuple[OtherProcess | None, ...]
+    gpu_others: frozenset[tuple[int, int]]
+    others: tuple[Sample | None, ...]
     processes: Mapping[int, ProcessSeries]
     troubles: Mapping[str, str] = field(default_factory=dict)
 
@@ -299,8 +292,8 @@ class MachineTrace:
         found: dict[tuple[str, str | None], float] = {}
         for other, weight in zip(self.others, weights.tolist(), strict=True):
             if other is not None and weight > 0:
-                key = other.name, other.user
-                found[key] = found.get(key, 0.0) + other.cores * weight
+                key = other["name"], other["user"]
+                found[key] = found.get(key, 0.0) + other["cores"] * weight
         if not found:
             return None
         name, user = max(found, key=lambda key: found[key])
@@ -319,6 +312,8 @@ def read_machine(run_folder: Path) -> MachineTrace:
     cores = first(samples, lambda s: s["cpu"]["cores"]) or []
     gpus = first(samples, lambda s: s["gpus"]) or []
 
+    glances = [(t_ns, busy) for s in samples for t_ns, busy in s.get("gpu_glances") or ()]
+
     def of_gpus(one: Reading) -> Floats:
         return table(samples, lambda s: [one.read(gpu) for gpu in s["gpus"]], len(gpus))
 
@@ -331,9 +326,14 @@ def read_machine(run_folder: Path) -> MachineTrace:
         gpu_names=tuple(str(gpu["name"]) for gpu in gpus),
         gpu_uuids=tuple(str(gpu.get("uuid", "")) for gpu in gpus),
         gpu_series={name: of_gpus(one) for name, one in GPU_READINGS.items()},
-        gpu_glances=_read_glances(samples, len(gpus)),
-        gpu_others=_read_gpu_others(samples),
-        others=tuple(_read_other(sample) for sample in samples),
+        gpu_glances=(
+            np.array([t_ns for t_ns, _ in glances], np.int64),
+            table([{"busy": busy} for _, busy in glances], lambda glance: glance["busy"], len(gpus)),
+        ),
+        gpu_others=frozenset(
+            (one["gpu"], one["pid"]) for s in samples for one in ask(s, lambda s: s["gpu_processes"]) or ()
+        ),
+        others=tuple(ask(sample, lambda s: s["cpu"]["biggest_other"]) for sample in samples),
         processes=read_processes(samples),
         troubles=first(reversed(samples), lambda s: s["troubles"]) or {},
     )
@@ -341,22 +341,3 @@ def read_machine(run_folder: Path) -> MachineTrace:
 
 def _means(columns: Floats, weights: Floats) -> tuple[float | None, ...]:
     return tuple(mean(columns[:, number], weights) for number in range(columns.shape[1]))
-
-
-def _read_other(sample: Sample) -> OtherProcess | None:
-    other = ask(sample, lambda s: s["cpu"]["biggest_other"])
-    return None if other is None else OtherProcess(other["name"], other["user"], other["cores"])
-
-
-def _read_glances(samples: Sequence[Sample], gpus: int) -> tuple[Times, Floats]:
-    glances = [{"t_ns": t, "busy": busy} for s in samples for t, busy in s.get("gpu_glances") or ()]
-    times = np.array([glance["t_ns"] for glance in glances], np.int64)
-    return times, table(glances, lambda glance: glance["busy"], gpus)
-
-
-def _read_gpu_others(samples: Sequence[Sample]) -> tuple[GpuOther, ...]:
-    found = {}
-    for sample in samples:
-        for entry in ask(sample, lambda s: s["gpu_processes"]) or ():
-            found[entry["gpu"], entry["pid"]] = GpuOther(entry["gpu"], entry["pid"], entry["memory"])
-    return tuple(found.values())

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feedrate.doctor.analyse.data_folders import Place
+from feedrate.doctor.analyse.data_folders import LoaderFacts, Place
 from feedrate.doctor.analyse.machine import MachineTrace, Means
 from feedrate.doctor.analyse.readings import READINGS, GpuReadings, Readings, derived
-from feedrate.doctor.analyse.records import Fact, Process
+from feedrate.doctor.analyse.records import Process
 from feedrate.doctor.analyse.timeline import Loop
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.machine.cpu import measure_usable_cores
@@ -190,13 +190,13 @@ class MachineSummary(Readings):
 
 
 def look_around(
-    main: Process, loop: Loop, trace: MachineTrace, data: DataFiles | None, loader: Fact, batch: Fact
+    main: Process, loop: Loop, trace: MachineTrace, data: DataFiles | None, facts: LoaderFacts
 ) -> MachineSummary:
     """Sum up the machine over the real steps."""
     known = {
         "cores": measure_usable_cores(),
         "data": data,
-        "decoded_bytes": _decoded_bytes(loader, batch),
+        "decoded_bytes": _decoded_bytes(facts),
         **_describe_copies(main, loop),
     }
     if not len(trace):
@@ -233,7 +233,7 @@ def look_around(
         if gpu.memory_used_bytes is not None and gpu.memory_bytes
         else None,
         gpu_power_w=gpu.power_w,
-        gpu_others=sum(other.gpu == number for other in trace.gpu_others),
+        gpu_others=sum(gpu == number for gpu, _ in trace.gpu_others),
         gpu_others_share=gpu.others_share,
     )
 
@@ -246,8 +246,9 @@ def _name_other(means: Means) -> str:
     return f"{other.cores:.1f} of them by {other.name}{f' ({other.user})' if other.user else ''}"
 
 
-def _decoded_bytes(loader: Fact, batch: Fact) -> float | None:
-    length, samples, tensors = loader.get("dataset_len"), batch.get("samples"), batch.get("tensors")
+def _decoded_bytes(facts: LoaderFacts) -> float | None:
+    batch, length = facts.batch, facts.get("dataset_len")
+    samples, tensors = batch.get("samples"), batch.get("tensors")
     if not isinstance(length, int) or not isinstance(samples, int) or not isinstance(tensors, list):
         return None
     return sum(float(t.get("bytes") or 0) for t in tensors) / samples * length if samples else None

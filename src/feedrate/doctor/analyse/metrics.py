@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from feedrate.doctor.analyse.data_folders import Place
+from feedrate.doctor.analyse.data_folders import LoaderFacts, Place
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.records import Fact
 from feedrate.doctor.analyse.sample import (
@@ -172,27 +172,14 @@ class Tried:
     call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
 
 
-@dataclass(frozen=True, slots=True)
-class UsedLoader:
-    """The loader that feeds the training, and its batches, as the hook noted them.
+@dataclass(frozen=True, kw_only=True)
+class UsedLoader(LoaderFacts):
+    """The loader that feeds the training; `is_made_anew`: for every epoch; `views`: that matter."""
 
-    Attributes:
-        is_made_anew: for every epoch.
-        pipeline: what samples go through (hook/record/pipeline.py); `pillow_calls`: of some samples.
-        views: that matter.
-    """
-
-    fact: Fact
-    batch: Fact
     is_made_anew: bool
     worker_facts: Sequence[Fact]
-    pipeline: Fact
-    pillow_calls: Sequence[Fact]
     idle: IdleWorkers
     views: Views | None
-
-    def get(self, name: str, otherwise: Any = None) -> Any:
-        return self.fact.get(name, otherwise)
 
     @property
     def workers(self) -> int:

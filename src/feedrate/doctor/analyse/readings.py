@@ -39,7 +39,6 @@ class Reading:
         is_rare: a healthy machine leaves it at zero: it is drawn when it is not.
         fact: its name among the facts; empty: it is none.
         end: the reading that its scale ends at.
-        is_counter: it grows from sample to sample, so that its mean says nothing.
     """
 
     unit: str
@@ -48,7 +47,6 @@ class Reading:
     fact: str = ""
     end: str = ""
     is_rare: bool = False
-    is_counter: bool = False
 
 
 def _reading(unit: str, read: Callable[[Sample], float | None], curve: str = "", **more: Any) -> Any:
@@ -135,9 +133,7 @@ class Readings:
     memory_limit_bytes: float | None = _reading("B", lambda s: s["memory"]["limit"], fact="memory limit")
     major_faults_per_s: float | None = _reading("/s", lambda s: s["memory"]["major_faults_per_s"])
     shm_size_bytes: float | None = _reading("B", lambda s: s["shared_memory"][0], fact="/dev/shm")
-    throttled_share: float | None = _reading(
-        "share", lambda s: s["cpu"]["throttled"]["seconds"], is_counter=True
-    )
+    throttled_share: float | None = _reading("share", lambda s: s["cpu"]["throttled"]["seconds"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,11 @@ class Process:
             merged.update({name: value for name, value in fact.items() if value is not None})
         return merged
 
+    def workers_of(self, loaders: Collection[str]) -> set[int]:
+        """Return the processes that were workers of these loaders."""
+        facts = [fact for fact in self.facts_of("workers") if fact.get("loader") in loaders]
+        return {pid for fact in facts for pid in fact.get("pids") or ()}
+
     @property
     def is_main(self) -> bool:
         """Whether this process trained: it asked a loader for batches."""
@@ -82,6 +87,9 @@ class Recording:
         for process in sorted(mains, key=lambda p: (len(p.of(layout.WAIT)) > 0, len(p.records))):
             by_rank[process.rank] = process
         return tuple(by_rank[rank] for rank in sorted(by_rank))
+
+    def main_of(self, rank: int) -> Process:
+        return next(process for process in self.mains if process.rank == rank)
 
     def facts_of(self, kind: str) -> Iterator[Fact]:
         for process in self.processes:

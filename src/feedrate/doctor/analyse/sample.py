@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, median_low
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
+from feedrate.documents import load
 
 _NS = 1e-9
 KINDS = ("read", "decode", "transform", "collate")
@@ -83,12 +84,7 @@ class SampleCost:
 
 def makers(recording: Recording, main: Process, loaders: Collection[str]) -> list[Process]:
     """Return the processes that made the loaders' batches: their workers, or the training process itself."""
-    pids = {
-        pid
-        for fact in main.facts_of("workers")
-        if fact.get("loader") in loaders
-        for pid in fact.get("pids", ())
-    }
+    pids = main.workers_of(loaders)
     workers = [p for p in recording.processes if p.pid in pids and len(p.of(layout.FETCH))]
     if workers:
         return workers
@@ -110,18 +106,19 @@ def measure_sample(
     for process in processes:
         fetch_list = process.of(layout.FETCH, phase=phase)
         if window is not None:
-            inside = (fetch_list["start"] + fetch_list["wall"] > window[0]) & (
-                fetch_list["start"] < window[1]
-            )
-            fetch_list = fetch_list[inside]
+            ends = fetch_list["start"] + fetch_list["wall"]
+            fetch_list = fetch_list[(ends > window[0]) & (fetch_list["start"] < window[1])]
         if not len(fetch_list):
             continue
         low, high = int(fetch_list["start"].min()), int((fetch_list["start"] + fetch_list["wall"]).max())
+        inside = process.of(layout.PART, layout.IO, phase=phase)
+        inside = inside[(inside["start"] >= low) & (inside["start"] <= high)]
+        part_list, io_list = inside[inside["kind"] == layout.PART], inside[inside["kind"] == layout.IO]
         total += _total(fetch_list)
         samples += int(fetch_list["a"].sum())
-        part_list = _inside(process.of(layout.PART, phase=phase), low, high)
-        io_list = _inside(process.of(layout.IO, phase=phase), low, high)
-        probed = _probed_samples(fetch_list, np.concatenate([part_list["start"], io_list["start"]]))
+        # Fetches without parts were left unprobed.
+        slots = np.unique(np.searchsorted(fetch_list["start"], inside["start"], side="right") - 1)
+        probed = int(fetch_list["a"][slots[slots >= 0]].sum())
         probed_samples += probed
         for part in part_list:
             kind, _, name = process.name(part["name"]).partition(":")
@@ -145,19 +142,6 @@ def measure_sample(
         major_faults=float(io[2]),
         samples=samples,
     )
-
-
-def _inside(records: np.ndarray, low: int, high: int) -> np.ndarray:
-    return records[(records["start"] >= low) & (records["start"] <= high)]
-
-
-def _probed_samples(fetches: np.ndarray, starts: np.ndarray) -> int:
-    """Count the samples of fetches that have parts: the others were left unprobed."""
-    if not len(starts):
-        return 0
-    slot = np.searchsorted(fetches["start"], starts, side="right") - 1
-    with_parts = np.unique(slot[slot >= 0])
-    return int(fetches["a"][with_parts].sum())
 
 
 def _total(fetches: np.ndarray) -> np.ndarray:
@@ -227,18 +211,6 @@ class PackStages:
         whole = sum(self.busy_s.values())
         return sum(self.busy_s.get(name, 0.0) for name in names) / whole if whole else 0.0
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the loop waits for the loader, and not the loader for the loop."""
-        return self.consumer_waited_s > self.makers_waited_s
-
-
-@dataclass
-class _Sums:
-    numbers: Counter[str] = field(default_factory=Counter)
-    busy: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-
 
 _NUMBERS = (
     "batches", "samples", "by_pillow", "bytes_read", "consumer_waited_s", "makers_waited_s", "requests",
@@ -254,35 +226,31 @@ def read_stages(facts: Sequence[Fact], loader: str, start_ns: int) -> PackStages
     notes = sorted((fact for fact in facts if fact.get("loader") == loader), key=lambda fact: fact["t_ns"])
     earlier = [number for number, fact in enumerate(notes) if fact["t_ns"] <= start_ns]
     notes = notes[earlier[-1] if earlier else 0 :]
-    sums = _Sums()
+    sums: Counter[str] = Counter()
+    busy: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     for old, new in pairwise(notes):
-        _add(sums, {} if new["batches"] < old["batches"] else old, new)
-    batches = int(sums.numbers["batches"])
-    if not batches:
+        before: Fact = {} if new["batches"] < old["batches"] else old
+        for name in _NUMBERS:
+            sums[name] += (new.get(name) or 0) - (before.get(name) or 0)
+        for words, into in (("stages", busy), ("pillow_reasons", reasons)):
+            for name, value in (new.get(words) or {}).items():
+                into[name] += value - (before.get(words) or {}).get(name, 0)
+    if not (batches := int(sums["batches"])):
         return None
-    per_batch = {name: sums.numbers[name] / batches for name in _NUMBERS}
     return PackStages(
         batches=batches,
-        samples=int(sums.numbers["samples"]),
-        busy_s={name: seconds / batches for name, seconds in sums.busy.items()},
-        consumer_waited_s=per_batch["consumer_waited_s"],
-        makers_waited_s=per_batch["makers_waited_s"],
-        by_pillow=sums.numbers["by_pillow"] / max(sums.numbers["samples"], 1),
-        reasons=tuple(reason for reason, count in sums.reasons.most_common(3) if count),
-        read_bytes=per_batch["bytes_read"],
-        requests=per_batch["requests"],
-        fetched_bytes=per_batch["bytes_fetched"],
+        samples=int(sums["samples"]),
+        busy_s={name: seconds / batches for name, seconds in busy.items()},
+        consumer_waited_s=sums["consumer_waited_s"] / batches,
+        makers_waited_s=sums["makers_waited_s"] / batches,
+        by_pillow=sums["by_pillow"] / max(sums["samples"], 1),
+        reasons=tuple(reason for reason, count in reasons.most_common(3) if count),
+        read_bytes=sums["bytes_read"] / batches,
+        requests=sums["requests"] / batches,
+        fetched_bytes=sums["bytes_fetched"] / batches,
         cached_share=notes[-1].get("cached_share"),
     )
-
-
-def _add(sums: _Sums, old: Fact, new: Fact) -> None:
-    for name in _NUMBERS:
-        sums.numbers[name] += (new.get(name) or 0) - (old.get(name) or 0)
-    for words, into in (("stages", sums.busy), ("pillow_reasons", sums.reasons)):
-        before = old.get(words) or {}
-        for name, value in (new.get(words) or {}).items():
-            into[name] += value - before.get(name, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +281,9 @@ def estimate_sample(
     queued = reading = waiting = 0.0
     if drained is None:
         makers = asked if python else _MAKERS
-        # Stages of several makers overlap as far as the loader is behind.
-        batch_s = sum(stages.busy_s.values()) / (makers if stages.is_behind else 1.0)
+        # Stages of several makers overlap as far as the loop waits for the loader.
+        is_behind = stages.consumer_waited_s > stages.makers_waited_s
+        batch_s = sum(stages.busy_s.values()) / (makers if is_behind else 1.0)
         cpu = batch_s * (1 - fetching) * threads
         reading = batch_s * fetching * threads
     else:
@@ -349,8 +318,7 @@ def estimate_sample(
     )
 
 
-_MANY_CALLS = 16  # fewer are not samples: a table, an index, the weights of a model
-_WEIGHTS = ("torch.load", "safetensors")
+_MANY_CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,22 +390,8 @@ class ChunkedArray:
 
 def find_chunked(makers: Iterable[Process]) -> ChunkedArray | None:
     """Return the array that most is read of for a sample; None: no array of HDF5 was seen."""
-    arrays = [
-        ChunkedArray(
-            file=str(fact["file"]),
-            array=str(fact["array"]),
-            shape=tuple(fact["shape"]),
-            itemsize=int(fact["itemsize"]),
-            chunks=tuple(fact["chunks"]) if fact["chunks"] else None,
-            filter=fact["filter"],
-            rows=int(fact["rows"]),
-            place=str(fact.get("place") or ""),
-        )
-        for process in makers
-        for fact in process.facts_of("chunked")
-        if fact["shape"]
-    ]
-    return max(arrays, key=lambda array: array.read_bytes, default=None)
+    facts = [fact for process in makers for fact in process.facts_of("chunked") if fact["shape"]]
+    return max((load(ChunkedArray, fact) for fact in facts), key=lambda one: one.read_bytes, default=None)
 
 
 def count_idle_workers(
@@ -473,22 +427,23 @@ def read_start(main: Process) -> Start | None:
     fact = next(iter(main.facts_of("before-loop")), None)
     if fact is None:
         return None
-    parts = [part for part in fact["parts"] if _is_of_samples(part["name"], part["calls"])]
-    largest = max(parts, key=lambda part: part["wall_ns"], default=None)
-    seconds = fact["wall_ns"] * _NS
+    # Fewer calls are not samples: a table, an index, the weights of a model.
+    parts = [
+        part
+        for part in fact["parts"]
+        if part["calls"] >= _MANY_CALLS
+        and not str(part["name"]).partition(":")[2].startswith(("torch.load", "safetensors"))
+    ]
+    seconds, spent = fact["wall_ns"] * _NS, Counter[str]()
+    for part in parts:
+        spent[str(part["name"]).partition(":")[0]] += part["wall_ns"]
+    nothing: Fact = {"calls": 0, "name": "", "place": ""}
+    largest = max(parts, key=lambda part: part["wall_ns"], default=nothing)
     return Start(
         seconds=seconds,
-        decode_s=min(_sum_up(parts, "decode"), seconds),
-        read_s=min(_sum_up(parts, "read"), seconds),
-        calls=int(largest["calls"]) if largest else 0,
-        name=str(largest["name"]).partition(":")[2] if largest else "",
-        place=str(largest["place"]) if largest else "",
+        decode_s=min(spent["decode"] * _NS, seconds),
+        read_s=min(spent["read"] * _NS, seconds),
+        calls=int(largest["calls"]),
+        name=str(largest["name"]).partition(":")[2],
+        place=str(largest["place"]),
     )
-
-
-def _is_of_samples(name: str, calls: int) -> bool:
-    return calls >= _MANY_CALLS and not name.partition(":")[2].startswith(_WEIGHTS)
-
-
-def _sum_up(parts: Collection[dict[str, object]], kind: str) -> float:
-    return sum(float(str(part["wall_ns"])) for part in parts if str(part["name"]).startswith(kind)) * _NS

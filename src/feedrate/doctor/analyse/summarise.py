@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from feedrate.doctor.analyse import sample
+from feedrate.doctor.analyse.data_folders import LoaderFacts
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.metrics import (
     Experiments,
@@ -20,7 +21,7 @@ from feedrate.doctor.analyse.metrics import (
 )
 from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.analyse.stacks import count_looks
-from feedrate.doctor.analyse.timeline import Loop, batch_seconds, build_loop, user_seconds
+from feedrate.doctor.analyse.timeline import Loop, batch_seconds, user_seconds
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.units import format_seconds
 
@@ -28,17 +29,10 @@ _ANOTHER_MACHINE = 2.0  # times as slow, the run as it is: what is tried then sa
 
 
 def measure(
-    recording: Recording, machine: MachineSummary, *, warmup: int, tried: Tried | None = None
-) -> Measured | None:
-    """Sum up a recording; None when no process made enough steps."""
-    loops = {
-        process.rank: loop for process in recording.mains if (loop := build_loop(process, warmup)) is not None
-    }
-    if not loops:
-        return None
-    rank = min(loops)
-    main = next(process for process in recording.mains if process.rank == rank)
-    loop = loops[rank]
+    recording: Recording, loops: Mapping[int, Loop], machine: MachineSummary, tried: Tried | None = None
+) -> Measured:
+    """Sum up a recording with the loops of its ranks."""
+    main, loop = recording.main_of(min(loops)), loops[min(loops)]
     made_by = sample.makers(recording, main, loop.loaders)
     loader = _read_loader(recording, main, loop, made_by)
     samples = _measure_samples(recording, main, loop, made_by, loader, machine)
@@ -58,39 +52,31 @@ def measure(
 def _read_loader(recording: Recording, main: Process, loop: Loop, made_by: Sequence[Process]) -> UsedLoader:
     workers = [process for process in made_by if process is not main]
     return UsedLoader(
-        fact=_facts_of_loader(main, "loader", loop.loader),
-        batch=_facts_of_loader(main, "batch", loop.loader),
+        **vars(LoaderFacts.of(main, loop.loader, made_by)),
         is_made_anew=any(fact.get("loader") == loop.loader for fact in main.facts_of("loader-anew")),
         worker_facts=[fact for process in workers for fact in process.facts_of("worker")],
-        pipeline=_facts_of_loader(main, "pipeline", loop.loader),
-        pillow_calls=[
-            fact
-            for process in made_by
-            for fact in process.facts_of("calls")
-            if fact.get("loader") in (None, loop.loader)
-        ],
         idle=sample.count_idle_workers(recording, main, loop.loaders, loop.end_ns),
         views=sample.measure_views(workers),
     )
 
 
 def _measure_samples(
-    recording: Recording,
-    main: Process,
-    loop: Loop,
-    made_by: Sequence[Process],
-    loader: UsedLoader,
+    recording: Recording, main: Process, loop: Loop, made_by: Sequence[Process], loader: UsedLoader,
     machine: MachineSummary,
-) -> Samples:
+) -> Samples:  # fmt: skip
     stages = sample.read_stages(main.facts_of("loader-stats"), loop.loader, loop.start_ns)
-    cost = None
     if stages is not None:
-        cost = _pack_sample(main, stages, loader.fact, machine)
+        cost: sample.SampleCost | None = _pack_sample(main, stages, loader.fact, machine)
     else:
         cost = sample.measure_sample(made_by, window=(loop.start_ns, loop.end_ns))
-    received = _receive_cpu(main, loop)
-    beside = _cpu_beside([process for process in made_by if process is not main])
-    feeder = _pickling_s(loader, received, beside)
+    waits = main.of(layout.WAIT, phase=layout.REAL)
+    waits = waits[(waits["c"] & layout.PROBED > 0) & (waits["start"] >= loop.start_ns)]
+    received = waits["cpu"][(waits["a"] > 0) & (waits["b"] > 0)]
+    receive_s = float(received.mean()) * 1e-9 if len(received) else 0.0
+    workers = [process for process in made_by if process is not main]
+    spent = [int(r["a"]) for worker in workers for r in worker.of(layout.HANDOVER, phase=layout.REAL)]
+    beside_s = sum(spent) * 1e-9 / len(spent) if spent else 0.0
+    feeder_s = _pickling_s(loader, receive_s, beside_s)
     feeding = len(loop.loaders)  # a step takes a batch of each
     return Samples(
         per_batch=loop.samples_per_step,
@@ -98,9 +84,9 @@ def _measure_samples(
         again=sample.measure_sample(recording.processes, layout.AGAIN),
         stages=stages,
         looks=count_looks(made_by, in_fetch=True),
-        receive_cpu_s=received * feeding,
-        feeder_cpu_s=feeder * feeding,
-        helpers_cpu_s=(beside - feeder) * feeding,
+        receive_cpu_s=receive_s * feeding,
+        feeder_cpu_s=feeder_s * feeding,
+        helpers_cpu_s=(beside_s - feeder_s) * feeding,
         start=sample.read_start(main),
         chunked=sample.find_chunked(made_by),
     )
@@ -171,7 +157,7 @@ def _pack_sample(
     main: Process, stages: sample.PackStages, loader: Fact, machine: MachineSummary
 ) -> sample.SampleCost:
     drain, again = (Timing.of(batch_seconds(main, phase, skip=1)) for phase in (layout.DRAIN, layout.AGAIN))
-    fact = next((f for f in main.facts_of("phase") if f.get("phase") == layout.DRAIN), {})
+    fact = next(iter(_phases(main, layout.DRAIN)), {})
     detail, batches = _detail_of(main, layout.DRAIN), int(fact.get("batches") or 0)
     drained = None
     if drain is not None and batches and detail.get("cpu_s"):
@@ -204,48 +190,37 @@ def _channels_last_timing(main: Process) -> Timing | None:
     return Timing(replay.seconds * ratio, replay.low * ratio, replay.high * ratio, replay.batches)
 
 
-def _detail_of(main: Process, phase: int) -> Fact:
-    """Return what the hook noted of an experiment besides its times."""
-    details = (fact.get("detail") for fact in main.facts_of("phase") if fact.get("phase") == phase)
-    return next((detail for detail in details if isinstance(detail, dict)), {})
-
-
 def _on_gpu(main: Process) -> bool:
     return str(main.last("module").get("device", "cpu")).startswith("cuda")
 
 
-def _facts_of_loader(main: Process, kind: str, loader: str) -> Fact:
-    """Return the first: experiments make further loaders of it, and batches of other sizes."""
-    return next((fact for fact in main.facts_of(kind) if fact.get("loader") == loader), {})
+def _phases(main: Process, phase: int) -> list[Fact]:
+    return [fact for fact in main.facts_of("phase") if fact.get("phase") == phase]
+
+
+def _detail_of(main: Process, phase: int) -> Fact:
+    """Return what the hook noted of an experiment besides its times."""
+    details = (fact.get("detail") for fact in _phases(main, phase))
+    return next((detail for detail in details if isinstance(detail, dict)), {})
+
+
+def _timings(main: Process, phase: int, least: int, spread: float) -> Iterator[tuple[Fact, Timing]]:
+    """Yield a phase's seconds per batch by its own ends: the device was synchronised there."""
+    for fact in _phases(main, phase):
+        if (batches := int(fact.get("batches") or 0)) >= least:
+            seconds = (fact["end_ns"] - fact["start_ns"]) * 1e-9 / batches
+            yield fact, Timing(seconds, seconds * (1 - spread), seconds * (1 + spread), batches)
 
 
 def _phase_timing(main: Process, phase: int) -> Timing | None:
-    """Return a phase's seconds per batch by its own ends: the device was synchronised there."""
-    for fact in main.facts_of("phase"):
-        if fact.get("phase") == phase and (fact.get("batches") or 0) >= 2:
-            seconds = (fact["end_ns"] - fact["start_ns"]) * 1e-9 / fact["batches"]
-            return Timing(seconds, seconds * 0.97, seconds * 1.03, int(fact["batches"]))
-    return None
+    return next((timing for _, timing in _timings(main, phase, 2, 0.03)), None)
 
 
 def _trials(main: Process, own: int, machine: MachineSummary) -> dict[int, Timing]:
     """Return the trials; on a busy machine none, unless the run as it is was measured among them."""
-    trials: dict[int, Timing] = {}
-    for fact in main.facts_of("phase"):
-        if fact.get("phase") != layout.TRIAL or (fact.get("batches") or 0) < 4:
-            continue
-        seconds = (fact["end_ns"] - fact["start_ns"]) * 1e-9 / fact["batches"]
-        trials[int(fact["detail"]["workers"])] = Timing(
-            seconds, seconds * 0.95, seconds * 1.05, int(fact["batches"])
-        )
+    timed = _timings(main, layout.TRIAL, 4, 0.05)
+    trials = {int(fact["detail"]["workers"]): timing for fact, timing in timed}
     return trials if own in trials or not machine.is_busy else {}
-
-
-def _receive_cpu(main: Process, loop: Loop) -> float:
-    waits = main.of(layout.WAIT, phase=layout.REAL)
-    is_probed = waits["c"] & layout.PROBED > 0
-    waits = waits[is_probed & (waits["start"] >= loop.start_ns) & (waits["a"] > 0) & (waits["b"] > 0)]
-    return float(waits["cpu"].mean()) * 1e-9 if len(waits) else 0.0
 
 
 def _pickling_s(loader: UsedLoader, receive_cpu_s: float, beside_s: float) -> float:
@@ -256,22 +231,14 @@ def _pickling_s(loader: UsedLoader, receive_cpu_s: float, beside_s: float) -> fl
     the samples, and the handing over took what it usually takes.
     """
     size = loader.handed_bytes
-    longest_s = 0.002 + size / 5e8 + 3 * receive_cpu_s
-    usual_s = 0.0003 + size / 1e9 + receive_cpu_s
-    return beside_s if beside_s <= longest_s else usual_s
-
-
-def _cpu_beside(workers: Sequence[Process]) -> float:
-    spent = [int(record["a"]) for p in workers for record in p.of(layout.HANDOVER, phase=layout.REAL)]
-    return sum(spent) * 1e-9 / len(spent) if spent else 0.0
+    is_all = beside_s <= 0.002 + size / 5e8 + 3 * receive_cpu_s
+    return beside_s if is_all else 0.0003 + size / 1e9 + receive_cpu_s
 
 
 def _experiment_waits(main: Process, phase: int) -> list[tuple[int, int, int]]:
-    waits = main.of(layout.WAIT, phase=phase)
-    starts = [int(start) for start in waits["start"]]
-    walls = [int(wall) for wall in waits["wall"]]
-    ends = [*starts[1:], starts[-1] + walls[-1]] if starts else []
-    return list(zip(starts, walls, ends, strict=True))
+    waits = [(int(wait["start"]), int(wait["wall"])) for wait in main.of(layout.WAIT, phase=phase)]
+    ends = [*(start for start, _ in waits[1:]), *(start + wall for start, wall in waits[-1:])]
+    return [(start, wall, end) for (start, wall), end in zip(waits, ends, strict=True)]
 
 
 def _usual_device_s(main: Process, column: str) -> float:

@@ -13,7 +13,7 @@ from statistics import median, variance
 
 import numpy as np
 
-from feedrate.doctor.analyse.records import Process, Records
+from feedrate.doctor.analyse.records import Process, Recording, Records
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import LEAST_STEPS
 from feedrate.doctor.results import Overhead
@@ -158,8 +158,13 @@ class Loop:
 ALWAYS = ("validation", "epoch-start", "save", "write")
 
 
-def build_loop(process: Process, warmup: int) -> Loop | None:
-    """Return the steps of a process, or None when it made too few to judge by."""
+def build_loops(recording: Recording, warmup: int) -> dict[int, Loop]:
+    """Return the steps of the training processes by rank; of those that made too few, nothing."""
+    built = {process.rank: _build_loop(process, warmup) for process in recording.mains}
+    return {rank: loop for rank, loop in built.items() if loop is not None}
+
+
+def _build_loop(process: Process, warmup: int) -> Loop | None:
     waits = process.of(layout.WAIT, phase=layout.REAL)
     loader = _training_loader(process, waits)
     if loader is None:

@@ -15,11 +15,12 @@ from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.findings import caching, dataset, feed, loader, loop, machine, other_loaders
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, Evidence
 from feedrate.doctor.results import Remedy
+from feedrate.model import limits
 
 Find = Callable[[Measured], Evidence | None]
 Make = Callable[[Measured], Remedy | None]
 PACK = "feedrate.Loader"  # a kind of loader besides a DataLoader
-GOOD_CASE = "device-bound"
+GOOD_CASE = limits.DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Entry:
     """One cause of the catalogue.
 
     Attributes:
-        title: the verdict's sentence.
+        code: of model/limits.py, where the verdict's sentence stands.
         cause: why it happens, in one or two sentences.
         cures: names of remedies, the best ones first; only those that this run allows are shown.
         instead: what looks for it in a loader that is no DataLoader, by kind (PACK); None: nothing.
@@ -36,7 +37,6 @@ class Entry:
     """
 
     code: str
-    title: str
     cause: str
     find: Find
     cures: tuple[str, ...]
@@ -44,6 +44,10 @@ class Entry:
     explains: tuple[str, ...] = ()
     explains_from: float = WORTH_A_VERDICT
     is_outside: bool = False
+
+    @property
+    def title(self) -> str:
+        return limits.LIMITS[self.code].title
 
 
 def entry_of(code: str) -> Entry:
@@ -68,21 +72,18 @@ _LOADER = (
 
 CATALOGUE: tuple[Entry, ...] = (
     Entry(
-        "storage-bound", "Training waits for storage",
-        "The files come slower than they are used.",
+        "storage-bound", "The files come slower than they are used.",
         loader.find_slow_storage, instead={PACK: other_loaders.find_slow_storage},
         cures=("loader", "stage", "pack", "cache-in-memory", "warm-page-cache", "more-workers"),
     ),
     Entry(
-        "cold-cache", "The files are not in memory yet",
-        "This epoch reads from the disk what the next ones find in memory.",
+        "cold-cache", "This epoch reads from the disk what the next ones find in memory.",
         loader.find_cold_cache, instead={PACK: None},
         cures=("warm-page-cache", "stage", "pack"),
         explains=("storage-bound",),
     ),
     Entry(
-        "decode-bound", "Training waits for image decoding",
-        "Images are decoded whole, on the CPU.",
+        "decode-bound", "Images are decoded whole, on the CPU.",
         loader.find_slow_decoding, instead={PACK: other_loaders.find_slow_decoding},
         cures=(
             "loader", "faster-decode", "normalise", "cache-in-memory", "more-workers", "more-threads",
@@ -90,21 +91,18 @@ CATALOGUE: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "transform-bound", "Training waits for the dataset's own transforms",
-        "The code between reading a sample and handing it over is slow.",
+        "transform-bound", "The code between reading a sample and handing it over is slow.",
         loader.find_slow_transforms, instead={PACK: other_loaders.find_slow_transforms},
         cures=("loader", "index-batches", "vectorise-transform", "preprocess-once", "more-workers", "pack"),
     ),
     Entry(
-        "repeated-work", "The same preprocessing is done in every epoch",
-        "Nothing random happens before it, so its result could be kept.",
+        "repeated-work", "Nothing random happens before it, so its result could be kept.",
         loader.find_repeated_work, instead={PACK: None},
         cures=("loader", "index-batches", "preprocess-once", "cache-in-memory", "more-workers"),
         explains=("transform-bound", "decode-bound"),
     ),
     Entry(
-        "workers-starved", "Too few workers",
-        "Cores stand idle while the training waits for its batches.",
+        "workers-starved", "Cores stand idle while the training waits for its batches.",
         loader.find_starved_workers, instead={PACK: other_loaders.find_few_threads},
         cures=(
             "loader", "index-batches", "more-workers", "more-threads", "faster-decode", "normalise", "pack",
@@ -112,55 +110,50 @@ CATALOGUE: tuple[Entry, ...] = (
         explains=_LOADER,
     ),
     Entry(
-        "workers-oversubscribed", "More workers than cores",
-        "The workers take the cores from each other and from the training.",
+        "workers-oversubscribed", "The workers take the cores from each other and from the training.",
         loader.find_too_many_workers, instead={PACK: None},
         cures=("loader", "fewer-workers", "faster-decode", "normalise"),
         explains=(*_LOADER, "epoch-start-pause"),
     ),
     Entry(
-        "workers-pinned", "The workers share too few cores",
-        "Their affinity keeps them on few cores while others idle.",
+        "workers-pinned", "Their affinity keeps them on few cores while others idle.",
         loader.find_pinned_workers, instead={PACK: None},
         cures=("loader", "unpin-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
     Entry(
-        "workers-idle", "Some workers have no data",
+        "workers-idle",
         "An iterable dataset divides its shards among the workers; one that gets none ends at once.",
         dataset.find_idle_workers,
         cures=("more-shards", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
     Entry(
-        "large-views", "Small parts of large tensors are handed over whole",
+        "large-views",
         "torch hands another process the whole storage under a tensor, not the part that the tensor shows.",
         dataset.find_large_views,
         cures=("clone-views",),
         explains=("handover-bound", "workers-starved"),
     ),
     Entry(
-        "unpack-bound", "Reading burns CPU: what is stored is unpacked for every sample",
-        "Chunks are read and unpacked whole, however little of them a sample is.",
+        "unpack-bound", "Chunks are read and unpacked whole, however little of them a sample is.",
         dataset.find_unpacking, instead={PACK: None},
         cures=("rechunk", "cache-in-memory", "preprocess-once", "more-workers"),
         explains=("handover-bound",),
     ),
     Entry(
-        "slow-start", "Samples are decoded before the training begins, in one thread",
+        "slow-start",
         "Each is read and decoded after the other while the other cores, and the device, have nothing to do.",
         dataset.find_slow_start,
         cures=("decode-side-by-side",),
     ),
     Entry(
-        "handover-bound", "Handing batches over holds up the training",
-        "Collating, pickling and shared memory take time beside the making of samples.",
+        "handover-bound", "Collating, pickling and shared memory take time beside the making of samples.",
         loader.find_slow_handover, instead={PACK: None},
         cures=("loader", "index-batches", "lighter-handover", "fewer-workers", "more-workers"),
     ),
     Entry(
-        "contended", "Other processes take the machine",
-        "Cores (or the GPU) are shared with work that is not this run's.",
+        "contended", "Cores (or the GPU) are shared with work that is not this run's.",
         machine.find_contention,
         cures=("stop-others", "loader", "faster-decode", "normalise", "fewer-workers"),
         explains=(
@@ -170,8 +163,7 @@ CATALOGUE: tuple[Entry, ...] = (
         is_outside=True,
     ),
     Entry(
-        "memory-pressure", "Memory is short",
-        "Pages are thrown out and read again, or the job comes near its limit.",
+        "memory-pressure", "Pages are thrown out and read again, or the job comes near its limit.",
         machine.find_short_memory,
         cures=("use-less-memory", "fewer-workers"),
         explains=(
@@ -180,78 +172,66 @@ CATALOGUE: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "shm-too-small", "/dev/shm is too small for the workers' batches",
-        "Workers pass batches through shared memory; when it is full they die.",
+        "shm-too-small", "Workers pass batches through shared memory; when it is full they die.",
         machine.find_small_shm,
         cures=("fewer-workers",),
     ),
     Entry(
-        "gpu-unused", "A GPU is here, and the training does not use it",
-        "The model computes on the CPU.",
+        "gpu-unused", "The model computes on the CPU.",
         machine.find_unused_gpu,
         cures=("use-gpu",),
         explains=("device-bound",),
     ),
     Entry(
-        "copy-bound", "Copies to the GPU hold up the training",
-        "Batches are copied from pageable memory or as 4-byte floats.",
+        "copy-bound", "Batches are copied from pageable memory or as 4-byte floats.",
         loop.find_slow_copies,
         cures=("loader", "pinned-memory", "batches-on-device", "uint8-transfer"),
     ),
     Entry(
-        "sync-bound", "The training waits for the GPU at every step",
-        "A value is read back in the loop, so the GPU runs dry before the next step is queued.",
+        "sync-bound", "A value is read back in the loop, so the GPU runs dry before the next step is queued.",
         loop.find_syncs,
         cures=("remove-sync",),
     ),
     Entry(
-        "readback-bound", "Outputs are brought back to the CPU",
-        "Copies from the device wait for all queued work.",
+        "readback-bound", "Copies from the device wait for all queued work.",
         loop.find_readbacks,
         cures=("keep-on-device",),
     ),
     Entry(
-        "write-bound", "Writing files holds up the training loop",
-        "The loop waits while files are written.",
+        "write-bound", "The loop waits while files are written.",
         loop.find_writing,
         cures=("write-less",),
         explains=("main-thread-bound",),
     ),
     Entry(
-        "main-thread-bound", "The training loop's own Python holds it up",
-        "Code in the loop runs while the device has nothing to do.",
+        "main-thread-bound", "Code in the loop runs while the device has nothing to do.",
         loop.find_slow_loop,
         cures=("speed-up-loop", "move-to-workers"),
     ),
     Entry(
-        "epoch-start-pause", "Every epoch begins with a pause",
-        "Workers are started again and fill their queue before the first batch.",
+        "epoch-start-pause", "Workers are started again and fill their queue before the first batch.",
         loop.find_epoch_pause,
         instead={PACK: other_loaders.find_epoch_pause},
         cures=("loader", "persistent-workers", "fewer-workers"),
     ),
     Entry(
-        "validation-bound", "Validation takes much of the time",
-        "It runs often, or its loader is slow.",
+        "validation-bound", "It runs often, or its loader is slow.",
         loop.find_long_validation,
         cures=("fewer-evaluations",),
     ),
     Entry(
-        "checkpoint-bound", "Saving takes much of the time",
-        "The training stands still while a checkpoint is written.",
+        "checkpoint-bound", "The training stands still while a checkpoint is written.",
         loop.find_long_saving,
         cures=("fewer-checkpoints",),
     ),
     Entry(
-        "slow-rank", "One rank holds up the others",
-        "Its data comes later than that of the other ranks, and every step waits for it.",
+        "slow-rank", "Its data comes later than that of the other ranks, and every step waits for it.",
         loop.find_slow_rank,
         cures=("balance-ranks", "loader", "more-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved"),
     ),
     Entry(
-        "device-bound", "The device is the limit: this is the good case",
-        "Data arrives in time; the model's own computing takes the time.",
+        "device-bound", "Data arrives in time; the model's own computing takes the time.",
         loop.find_busy_device, instead={PACK: other_loaders.find_busy_device},
         cures=(
             "half-precision", "channels-last", "move-to-cores", "loader", "faster-decode", "normalise",

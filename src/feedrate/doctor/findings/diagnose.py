@@ -27,13 +27,17 @@ from feedrate.doctor.results import (
     SamplePart,
     StepRow,
     TimeShare,
+    name_phase,
 )
 from feedrate.machine.results import Machine
+from feedrate.model import limits
 from feedrate.units import format_count
 
 _TIMELINE_STEPS = 400
 _FEWEST_STEPS = 20
 _LOOP, _REPEATED = "transform-bound", "repeated-work"
+# Work of the workers, which costs the computing its cores where nobody waits for it.
+_TAKE_CORES = (limits.DECODE, limits.TRANSFORM, limits.REPEATED, limits.HANDOVER, limits.UNPACK)
 _AS_MUCH = 0.95  # of the gain of keeping results, at least: as much as that
 _SECOND_WAY = (
     "a second way: the same work repeats in every epoch, and its result could be kept (repeated-work)"
@@ -172,7 +176,13 @@ def word_verdict(m: Measured, findings: Sequence[Finding]) -> str:
         return f"{first.title}; data is waited for {m.loop.exposed_share:.0%} of the time."
     if first.share < WORTH_TELLING:
         return f"{first.title}."
-    return f"{first.title}; that costs {first.share:.0%} of the time."
+    text = f"{first.title}; that costs {first.share:.0%} of the time"
+    is_hidden = first.share > m.loop.exposed_share + WORTH_TELLING
+    if first.code in _TAKE_CORES and is_hidden and m.slowed_share >= WORTH_TELLING:
+        who = "the loader's threads" if m.loader.is_of_pack else "the workers"
+        waits = f"{m.loop.exposed_share:.0%} in waiting"
+        return f"{text}: {waits}, the rest because {who} take cores from the computing."
+    return f"{text}."
 
 
 def rank_remedies(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> tuple[Remedy, ...]:
@@ -239,7 +249,7 @@ def _unseen(m: Measured, mode: str) -> list[str]:
         made = steps + m.loop.warmup_steps + 1
         unseen.append(f"the script ended after {made} steps, before the experiments{_why_late(m)}")
     skipped = {
-        f"{layout.PHASES[fact['phase']]}: {fact['why']}": bool(fact.get("is_dropped"))
+        f"{name_phase(layout.PHASES[fact['phase']])}: {fact['why']}": bool(fact.get("is_dropped"))
         for fact in m.experiments.skipped
         if fact.get("phase", 99) < len(layout.PHASES)
     }

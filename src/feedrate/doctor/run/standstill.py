@@ -143,7 +143,7 @@ class Standstill:
                 self._alone_s = self._asked_s
                 steps = format_count(int(fact["optimizer_steps"]), "optimizer step")
                 told = f"{steps} of {format_seconds(float(fact['step_s']))}, and no {LOADERS} so far"
-                self._watch(f"{told}: data that comes by other means is not seen, only what is done with it")
+                self._watch(f"{told}: how it gets its data cannot be observed, what it does with them can")
                 return
 
     def _is_over(self, now: float, steps: int) -> bool:

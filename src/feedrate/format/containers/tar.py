@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from feedrate.errors import PackError
 from feedrate.format.containers import Content, Member, Output
-from feedrate.format.fields import Field
-from feedrate.format.keys import member_name
+from feedrate.format.fields import Field, member_name
 
 BLOCK_BYTES = 512
 END_OF_ARCHIVE = bytes(2 * BLOCK_BYTES)

@@ -388,16 +388,13 @@ def compile_source(source: str, options: tuple[str, ...] = (), *, device: int | 
         return _modules[place]
 
 
-def _open_device(device: int | None) -> tuple[int, Nvrtc, tuple[int, int]]:
-    """Return a device's number, the compiler for it, and its compute capability."""
-    try:
-        import torch
-    except (ImportError, OSError) as error:  # a torch whose libraries do not load raises the latter
-        raise MissingExtra(
-            f"the GPU is used by way of torch, which cannot be imported: {error}", hint="pip install torch"
-        ) from error
-    version = torch.version.cuda
-    if version is None:
+def check_torch(torch: Any, device: int | None, *, takes_amd: bool = False) -> None:
+    """Look whether torch can use a GPU in this process, and whether it is there; None: the first one.
+
+    Raises:
+        GpuError: it cannot.
+    """
+    if torch.version.cuda is None and not (takes_amd and getattr(torch.version, "hip", None)):
         raise GpuError(
             f"this torch ({torch.__version__}) is built without CUDA", hint="install a CUDA build of torch"
         )
@@ -411,12 +408,23 @@ def _open_device(device: int | None) -> tuple[int, Nvrtc, tuple[int, int]]:
     count = torch.cuda.device_count()
     if device is not None and not 0 <= device < count:
         raise GpuError(f"there is no cuda:{device}, torch finds {count} GPU{'s' * (count != 1)}")
+
+
+def _open_device(device: int | None) -> tuple[int, Nvrtc, tuple[int, int]]:
+    """Return a device's number, the compiler for it, and its compute capability."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a torch whose libraries do not load raises the latter
+        raise MissingExtra(
+            f"the GPU is used by way of torch, which cannot be imported: {error}", hint="pip install torch"
+        ) from error
+    check_torch(torch, device)
     try:
         index = torch.cuda.current_device() if device is None else device
         capability = torch.cuda.get_device_capability(index)
     except RuntimeError as error:
         raise GpuError(f"torch cannot begin CUDA: {str(error).splitlines()[0]}") from error
-    return index, load_nvrtc(int(version.partition(".")[0])), capability
+    return index, load_nvrtc(int(torch.version.cuda.partition(".")[0])), capability
 
 
 def why_not(

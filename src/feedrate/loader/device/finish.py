@@ -299,7 +299,6 @@ def _to_bytes(images: Any) -> Any:
 
 
 def _call(function: Callable[[Any], Any], given: Any) -> Any:
-    """Return what a function of the user's makes of images."""
     import torch
 
     made = function(given)
@@ -469,7 +468,6 @@ def _check_kernel(op: GaussianBlur, sizes: Sequence[Size]) -> None:
 
 
 def _find_label(mixing: Sequence[Any], wanted: Sequence[Wanted], pack: Pack) -> Label:
-    """Return where the labels stand that are to be mixed."""
     name = type(mixing[0]).__name__
     found = pack.manifest.field("label") or pack.manifest.field("labels")
     if found is None:

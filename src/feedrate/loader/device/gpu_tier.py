@@ -450,7 +450,6 @@ class StoredPixels:
         return images, rooms
 
     def _fill_here(self, request: PackRequest, sizes: I64, tally: Tally) -> None:
-        """Decode the others on the CPU, and copy them to the tier."""
         for part in kernel.split_by_size(sizes, MOST_HOST_BYTES, len(sizes)):
             self._copy_whole(request.take(np.arange(part.start, part.stop)), tally)
 

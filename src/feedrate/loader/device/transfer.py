@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedrate.arrays import U8, Flags
-from feedrate.errors import FeedrateError, UsageError
+from feedrate.errors import FeedrateError, GpuError, UsageError
+from feedrate.kernel.cuda.launcher import check_torch
 from feedrate.loader.batch import Batch
 from feedrate.loader.device.finish import Finish
 from feedrate.units import format_bytes
 
 _KINDS = ("cpu", "cuda", "mps")
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
-_LOOK = 'python -c "import torch; print(torch.__version__, torch.cuda.is_available())"'
 
 
 def check_device(device: Any, output: str) -> Any:
@@ -73,22 +73,10 @@ def _parse(torch: Any, device: Any) -> Any:
 
 
 def _check_cuda(torch: Any, device: Any) -> None:
-    if torch.version.cuda is None and getattr(torch.version, "hip", None) is None:
-        raise UsageError(
-            f"device='{device}': this torch ({torch.__version__}) is built without CUDA",
-            hint=f"install a CUDA build of torch; to see what is there: {_LOOK}",
-        )
-    if torch.cuda._is_in_bad_fork():
-        raise UsageError(
-            f"device='{device}': this process is a fork of one that had used CUDA, where CUDA does not work",
-            hint='start processes with multiprocessing.get_context("spawn")',
-        )
-    if not torch.cuda.is_available():
-        raise UsageError(f"device='{device}': torch finds no GPU", hint=f"nvidia-smi, and {_LOOK}")
-    count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
-        last = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0 alone"
-        raise UsageError(f"device='{device}': this machine has {last}")
+    try:
+        check_torch(torch, device.index, takes_amd=True)
+    except GpuError as error:
+        raise UsageError(f"device='{device}': {error.message}", hint=error.hint) from None
 
 
 class Placement:
@@ -307,7 +295,7 @@ class DevicePixels:
         import torch
 
         with torch.cuda.stream(self._stream):
-            index = pin(torch.from_numpy(np.flatnonzero(good))).to(self.tensor.device, non_blocking=True)
+            index = send(np.flatnonzero(good), self.tensor.device)
             return DevicePixels(self.tensor.index_select(0, index), self._stream)
 
 

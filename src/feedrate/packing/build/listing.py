@@ -24,10 +24,9 @@ import numpy as np
 from feedrate import kernel
 from feedrate.draws import Purpose, make_key, permute
 from feedrate.errors import StorageError
-from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.containers.tar import BLOCK_BYTES, member_bytes
-from feedrate.format.fields import Field
-from feedrate.format.keys import key_of_stem, make_stem
+from feedrate.format.fields import Field, key_of_stem, make_stem
+from feedrate.format.index import ByteStrings
 from feedrate.format.manifest import dump_field, load_field
 from feedrate.kernel import I64, Ranges
 from feedrate.source.record import ContainerValue, FileRange, ImageFiles, Record, Value

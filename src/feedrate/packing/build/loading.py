@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from feedrate.format.entries import AUTO
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import AUTO, Coding, Field, Kind
 from feedrate.format.raw import dump_table
 from feedrate.kernel import pillow
 from feedrate.packing.build.listing import Listing, Sample
@@ -28,8 +27,7 @@ from feedrate.packing.values import (
     inspect_text,
 )
 from feedrate.source.bytes import Bytes
-from feedrate.source.record import ContainerValue, FileRange, Value
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import ContainerValue, FileRange, UnusableValue, Value
 from feedrate.units import printable
 
 Size = tuple[int, int]  # width, height

@@ -19,7 +19,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import read_npy
 from feedrate.kernel import pillow
 from feedrate.packing.mapping import Map
-from feedrate.source.values import UnusableValue, dump_array
+from feedrate.source.record import UnusableValue, dump_array
 
 # A sample as it stands in the source: a number, or the bytes of the field.
 Plain = int | float | bytes

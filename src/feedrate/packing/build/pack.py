@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feedrate.errors import FeedrateError, SourceError, StorageError
 from feedrate.files.atomic import atomic_write, free_bytes, remove_temporaries, write_file
-from feedrate.format.entries import AUTO, ROW_BYTES, estimate_share
-from feedrate.format.fields import Field
+from feedrate.format.fields import AUTO, ROW_BYTES, Field, estimate_share
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, read_manifest
 from feedrate.packing.build import listing, unfinished
 from feedrate.packing.build.plan import ShardTask, describe_settings, digest_plan, split_into_shards

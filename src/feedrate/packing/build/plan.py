@@ -16,8 +16,7 @@ import numpy as np
 from feedrate.arrays import I64
 from feedrate.format.containers import find_container
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
-from feedrate.format.entries import AUTO, dump_entries
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import AUTO, Coding, Field, Kind, dump_entries
 from feedrate.format.manifest import dump_field
 from feedrate.packing.build.listing import Listing, Rows, Sample, value_bytes
 from feedrate.packing.mapping import Map

@@ -22,17 +22,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feedrate import kernel
+from feedrate.calls import one_ahead
 from feedrate.errors import PackError
 from feedrate.files.atomic import atomic_write, write_file
-from feedrate.format.byte_strings import ByteStrings, TextsBuilder
 from feedrate.format.containers import Content, Output, ShardWriter, TooLarge, find_container
 from feedrate.format.containers.tar import BLOCK_BYTES, Tar, member_header
-from feedrate.format.entries import dump_entries, find_entries
-from feedrate.format.fields import Coding, Field, Kind, row_dtype
-from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, read_metadata
+from feedrate.format.fields import Coding, Field, Kind, dump_entries, find_entries, row_dtype
+from feedrate.format.index import (
+    ByteStrings,
+    Part,
+    TextsBuilder,
+    dump_part,
+    fill_derived,
+    locate_columns,
+    read_metadata,
+)
 from feedrate.format.manifest import IndexPart, Manifest, Shard
 from feedrate.kernel import I64, U8, U32, Members
-from feedrate.one_ahead import one_ahead
 from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
 from feedrate.packing.build.mapper import Mapper

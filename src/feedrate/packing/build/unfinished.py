@@ -23,7 +23,7 @@ from feedrate.files.atomic import (
     write_file,
 )
 from feedrate.files.lock import LOCK_NAME, folder_lock
-from feedrate.format.entries import AUTO, dump_entries
+from feedrate.format.fields import AUTO, dump_entries
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.packing.build import listing

@@ -28,9 +28,7 @@ import numpy as np
 from feedrate.errors import FeedrateError, NotFound, SourceError, UsageError
 from feedrate.files.atomic import explain_write_error, explained, remove_folder, sync_folder, write_file
 from feedrate.format import containers
-from feedrate.format.entries import find_entries
-from feedrate.format.fields import Field, Kind
-from feedrate.format.keys import key_of_stem, make_stem
+from feedrate.format.fields import Field, Kind, find_entries, key_of_stem, make_stem
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.packing.build.pack import NothingToPack, pack_reader

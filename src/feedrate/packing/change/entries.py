@@ -26,8 +26,16 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, SourceError, StorageError, UsageError
 from feedrate.files.atomic import explained, free_bytes, is_temporary, sync_folder
-from feedrate.format.entries import ROW_BYTES, dump_entries, estimate_share, find_entries, parse_entries
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import (
+    ROW_BYTES,
+    Coding,
+    Field,
+    Kind,
+    dump_entries,
+    estimate_share,
+    find_entries,
+    parse_entries,
+)
 from feedrate.format.index import Part, parse_part, read_metadata
 from feedrate.format.manifest import (
     FILE_NAME,

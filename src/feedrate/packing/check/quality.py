@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from feedrate.arrays import F64
-from feedrate.format.byte_strings import ByteStrings, join_texts
+from feedrate.format.index import ByteStrings, join_texts
 from feedrate.kernel import I64, U32, ImageKind
 from feedrate.packing.values import ImageFacts
 from feedrate.units import printable

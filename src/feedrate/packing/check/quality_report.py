@@ -25,9 +25,8 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import FeedrateError, NotFound, PackError
 from feedrate.files.atomic import explain_write_error, write_file
-from feedrate.format.byte_strings import ByteStrings
 from feedrate.format.fields import Kind
-from feedrate.format.index import read_metadata
+from feedrate.format.index import ByteStrings, read_metadata
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, Ranges

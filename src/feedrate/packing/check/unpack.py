@@ -39,9 +39,8 @@ from feedrate.files.atomic import (
 from feedrate.files.lock import lock_fd
 from feedrate.files.tree import remove_files
 from feedrate.format.containers import FILES
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import Coding, Field, Kind, restored_path
 from feedrate.format.index import Part, parse_part
-from feedrate.format.keys import restored_path
 from feedrate.format.manifest import Shard, digest_manifest, file_path, plain_name, read_manifest
 from feedrate.format.raw import dump_raw, npy_header, parse_stored
 from feedrate.packing.recode import describe_pixels

@@ -24,8 +24,7 @@ import numpy as np
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError
 from feedrate.format.containers import FILES, Container, Content, Member, find_container
-from feedrate.format.entries import find_entries
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import Coding, Field, Kind, find_entries
 from feedrate.format.index import Part, check_columns, find_bad_texts, locate_columns, parse_part, row_checks
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
 from feedrate.format.raw import parse_stored, table_fits
@@ -42,7 +41,7 @@ from feedrate.remote.addresses import Place, split_source
 from feedrate.remote.copier import fetch
 from feedrate.remote.fetch import find_patiently, origin
 from feedrate.remote.trust import check_addresses
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import UnusableValue
 
 
 def check_in_place(shard: Shard, path: Path, fields: Sequence[Field], part: Part | None) -> Iterator[Problem]:

@@ -21,8 +21,7 @@ import numpy as np
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
 from feedrate.files.atomic import atomic_write, remove_temporaries, write_file
 from feedrate.format.containers import FILES, RANGES, Content
-from feedrate.format.entries import AUTO, dump_entries, parse_entries
-from feedrate.format.fields import Coding, Field, Kind
+from feedrate.format.fields import AUTO, Coding, Field, Kind, dump_entries, parse_entries
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_beside
 from feedrate.format.raw import dump_bare_table
 from feedrate.packing.build import listing, shard, unfinished
@@ -40,8 +39,7 @@ from feedrate.source.in_place import InPlace, home_of
 from feedrate.source.names import find_train
 from feedrate.source.opening import is_pattern, open_reader
 from feedrate.source.options import SourceOptions
-from feedrate.source.record import FileRange, Reader, Record, SpooledReader
-from feedrate.source.values import UnusableValue
+from feedrate.source.record import FileRange, Reader, Record, SpooledReader, UnusableValue
 from feedrate.units import shell_quote
 
 _TELL_EVERY = 1000

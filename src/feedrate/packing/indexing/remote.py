@@ -30,8 +30,7 @@ from feedrate import kernel
 from feedrate.errors import NotFound, PackError, SourceError, StorageError
 from feedrate.files.atomic import explained, remove_temporaries, temporary_name, write_file
 from feedrate.format.containers import RANGES
-from feedrate.format.entries import AUTO, dump_entries
-from feedrate.format.fields import Field, Kind, row_dtype
+from feedrate.format.fields import AUTO, Field, Kind, dump_entries, row_dtype
 from feedrate.format.index import Part, parse_part
 from feedrate.format.manifest import dump_field, load_field
 from feedrate.packing.build import listing, unfinished

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wrapping
-from .record import catalogue, describe, fetching, loaders, opened_files, parts, samples, stacks, training
+from .record import catalogue, describe, fetching, loaders, opened_files, samples, stacks, training
 from .session import Noted, session
 
 _MOST = 1000  # exceptions behind one another
@@ -30,12 +30,12 @@ def watch() -> None:
 
     Python says so in an audit event, before it asks for sys.excepthook: nothing of the user's is replaced.
     """
-    wrapping.listen("sys.excepthook", _on_uncaught)
 
+    def on_uncaught(args: Any) -> None:
+        with Noted("traceback"):
+            mend(args[2])
 
-def _on_uncaught(args: Any) -> None:
-    with Noted("traceback"):
-        mend(args[2])
+    wrapping.listen("sys.excepthook", on_uncaught)
 
 
 def mend(error: BaseException | None) -> None:
@@ -141,25 +141,23 @@ finder = PatchFinder()
 
 def install() -> None:
     """Put the finder in place, with every patch waiting for its module."""
-    own = {"torch._utils": [("ExceptionWrapper.__init__", _sent)]}
-    for table in (fetching.PATCHES, loaders.PATCHES, describe.PATCHES, own, training.PATCHES):
+    tables: tuple[dict[str, Any], ...] = (
+        {"torch._utils": [("ExceptionWrapper.__init__", _sent)], "tensorflow": _note_framework,
+         "jax": _note_framework, "torch": _watch_files},
+        fetching.PATCHES, loaders.PATCHES, describe.PATCHES, training.PATCHES, opened_files.PATCHES,
+        catalogue.PATCHES,
+    )  # fmt: skip
+    for table in tables:
         for name, patch in table.items():
-            finder.add(name, patch if callable(patch) else functools.partial(_wrap, patch))
-    finder.add("torch", lambda _: opened_files.patch_savers(os))
-    finder.add("torch", lambda _: opened_files.watch())  # datasets read their tables before they are loaded
-    for name in ("tensorflow", "jax"):
-        finder.add(name, _note_framework)
-    for name, entries in catalogue.PARTS.items():
-        finder.add(name, functools.partial(parts.patch_parts, entries=entries))
-    for name in opened_files.SAVERS:
-        finder.add(name, opened_files.patch_savers)
+            finder.add(name, patch if callable(patch) else functools.partial(wrapping.install_all, patch))
     if finder not in sys.meta_path:
         sys.meta_path.insert(0, finder)
 
 
-def _wrap(entries: list[tuple[str, Any]], module: Any) -> None:
-    for path, make in entries:
-        wrapping.install(module, path, make)
+def _watch_files(_: Any) -> None:
+    """Datasets read their tables before they are loaded."""
+    wrapping.install_all(opened_files.WRITERS, os)
+    opened_files.watch()
 
 
 def _note_framework(module: Any) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from . import clock, layout
@@ -50,6 +49,7 @@ class Session:
         self.run = ""
         self.settings: dict[str, Any] = {}
         self.is_passive = False  # there will be no experiments
+        self.pace_s = 2.5  # one experiment's usual time
         self.ring = Ring("")
         self.role = "other"
         self.is_worker = False
@@ -84,14 +84,20 @@ class Session:
         """Write one fact: facts("skipped", phase=1, why=...)."""
         self.ring.append([{"kind": kind, "t_ns": time.perf_counter_ns(), **fields}])
 
-    def skip(self, phases: Iterable[int], why: str) -> None:
+    def skip(self, why: str, *phases: int) -> None:
         """Write that these experiments are not made."""
         for phase in phases:
-            self.facts("skipped", phase=phase, why=why)
+            self.facts("skipped", phase=phase, why=why[:300])
 
-    def recent_indices(self, iterator: Any) -> list[Any]:
-        """Return the index lists that an iterator has asked its dataset for, oldest first (the last 400)."""
-        return self.loaders.recent_indices(iterator) if self.loaders is not None else []
+    def failed(self, phase: int, error: BaseException) -> None:
+        """A dataset that needs what it writes fails behind the guard."""
+        self.trouble(f"experiments: {layout.PHASES[phase]}", error)
+        self.skip(f"it failed: {type(error).__name__}: {error}", phase)
+
+    def measured(self, phase: int, span_ns: tuple[int, int], batches: int, detail: dict[str, Any]) -> None:
+        """Write one finished measurement of a phase."""
+        start, end = span_ns
+        self.facts("phase", phase=phase, start_ns=start, end_ns=end, batches=batches, detail=detail)
 
     def finish(self, how: str, error: str | None = None, exit_code: int | None = None) -> None:
         """Write the last fact of this process."""
@@ -130,6 +136,7 @@ class Session:
             pass
         self.settings = settings
         self.is_passive = bool(settings["passive"])
+        self.pace_s = float(settings.get("experiment_seconds", self.pace_s))
 
     def become(self, role: str) -> None:
         """Note what this process turned out to be."""
@@ -141,29 +148,26 @@ class Session:
 
     def describe_process(self) -> None:
         environment = os.environ
-        rank, world_size = self._place_in_group()
         self.facts(
             "process",
             pid=os.getpid(),
             ppid=parent_pid(),
             argv=list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", [])),
-            executable=sys.executable,
             python=sys.version.split()[0],
             role=self.role,
-            rank=_number(environment.get("RANK", environment.get("SLURM_PROCID"))) if rank is None else rank,
+            rank=self._find_rank(),
             local_rank=_number(environment.get("LOCAL_RANK", environment.get("SLURM_LOCALID"))),
-            world_size=world_size or _number(environment.get("WORLD_SIZE", environment.get("SLURM_NTASKS"))),
             node=environment.get("SLURMD_NODENAME") or os.uname().nodename,
             cwd=_folder(),
             session=os.getsid(0),
         )
 
-    def _place_in_group(self) -> tuple[int | None, int | None]:
-        """Return rank and size in torch's process group: spawned ranks have no variables."""
+    def _find_rank(self) -> int | None:
+        """Return the rank in torch's process group: spawned ranks have no variables."""
         group = getattr(self.torch, "distributed", None)
         if group is None or not group.is_available() or not group.is_initialized():
-            return None, None
-        return int(group.get_rank()), int(group.get_world_size())
+            return _number(os.environ.get("RANK", os.environ.get("SLURM_PROCID")))
+        return int(group.get_rank())
 
     def trouble(self, where: str, error: BaseException) -> None:
         """Say once what failed in the hook."""

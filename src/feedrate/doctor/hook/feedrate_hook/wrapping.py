@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from .session import Noted
+
 # One audit hook for all who listen: it is called at each event, several times a sample.
 _listeners: dict[str, Callable[[Any], None]] = {}
 
@@ -41,8 +43,11 @@ get_ident = threading.get_ident
 
 def unseen(function: Any) -> Any:
     """Take a wrapper's frames out of warnings' stack levels, and out of our own looks."""
-    function.__code__ = function.__code__.replace(co_filename=UNSEEN)
-    _hide(function.__code__)
+    code = function.__code__ = function.__code__.replace(co_filename=UNSEEN)
+    if _Compiler.skip is None:
+        _Compiler.waiting.append(code)
+    else:
+        _Compiler.skip(code)
     return function
 
 
@@ -51,13 +56,6 @@ class _Compiler:
 
     skip: Any = None
     waiting: ClassVar[list[Any]] = []
-
-
-def _hide(code: Any) -> None:
-    if _Compiler.skip is None:
-        _Compiler.waiting.append(code)
-    else:
-        _Compiler.skip(code)
 
 
 def hide_from_compiler(torch: Any) -> None:
@@ -90,7 +88,13 @@ def _codes_of(thing: Any, depth: int = 0) -> list[Any]:
 
 
 def install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:
-    """Replace `owner.path` by make(original); return False when it is not there or is ours already."""
+    """Replace `owner.path` by make(original); return False where it is not there, or ours already."""
+    with Noted(f"patch {getattr(owner, '__name__', owner)}.{path}"):
+        return _install(owner, path, make)
+    return False
+
+
+def _install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:
     *parents, name = path.split(".")
     for parent in parents:
         owner = getattr(owner, parent, None)
@@ -109,6 +113,11 @@ def install(owner: Any, path: str, make: Callable[[Any], Any]) -> bool:
     if not isinstance(owner, type):
         _keep_picklable(owner, name, original, wrapper)
     return True
+
+
+def install_all(entries: list[tuple[str, Callable[[Any], Any]]], owner: Any) -> None:
+    for path, make in entries:
+        install(owner, path, make)
 
 
 def _keep_picklable(owner: Any, name: str, original: Any, wrapper: Any) -> None:

@@ -178,9 +178,7 @@ KEPT = 3  # batches for the replay
 REMEMBERED = 2000  # index lists
 
 
-def take_batches(
-    source: Any, workers: int, least_s: float, note: Callable[[Any], None]
-) -> tuple[tuple[int, int], int]:
+def take_batches(source: Any, workers: int, note: Callable[[Any], None]) -> tuple[tuple[int, int], int]:
     """Take batches until they are enough: whole rounds of the workers, whose batches come in bunches.
 
     Return when it began and ended, and their number. Of a stream that ends earlier, all batches are measured.
@@ -190,8 +188,8 @@ def take_batches(
     count, start_ns = 0, time.perf_counter_ns()
     while True:
         elapsed = (time.perf_counter_ns() - start_ns) / 1e9
-        is_enough = elapsed >= least_s and count >= least and count % size == 0
-        if is_enough or elapsed >= MOST * least_s:
+        is_enough = elapsed >= session.pace_s and count >= least and count % size == 0
+        if is_enough or elapsed >= MOST * session.pace_s:
             break
         try:
             batch = source.next_recorded()
@@ -211,29 +209,30 @@ class Drained:
         self.recent: Any = collections.deque(maxlen=KEPT)
 
 
-def drain(log: Any, drained: Drained, loader: Any, source: Any, least_s: float) -> None:
+def drain(drained: Drained, loader: Any, source: Any) -> None:
     """Take batches as fast as the loader gives them. What it had ready before does not count."""
     session.phase = layout.DRAIN
 
     def note(batch: Any) -> None:
         drained.recent.append(batch)
         if len(drained.lists) < REMEMBERED:
-            indices = loader_clone.indices_of_last(source.iterator, session.recent_indices(source.iterator))
+            asked = session.loaders.recent_indices(source.iterator)
+            indices = loader_clone.indices_of_last(source.iterator, asked)
             if indices is not None:
                 drained.lists.append(indices)
                 drained.digests.append(digest_of(batch))
 
-    discarded = discard(source.next, loader_clone.prefetched(loader), least_s, drained.recent.append)
-    taken = take_batches(source, loader.num_workers, least_s, note)
-    log.measured(layout.DRAIN, *taken, {"discarded": discarded})
+    discarded = discard(source.next, loader_clone.prefetched(loader), drained.recent.append)
+    taken = take_batches(source, loader.num_workers, note)
+    session.measured(layout.DRAIN, *taken, {"discarded": discarded})
 
 
-def again(log: Any, drained: Drained, loader: Any, least_s: float) -> None:
+def again(drained: Drained, loader: Any) -> None:
     """The samples of DRAIN once more, through new workers. Their start is recorded, but not measured."""
     session.phase = layout.AGAIN
     is_iterable = loader_clone.is_iterable_style(loader)
     if not is_iterable and not drained.lists:
-        log.skipped(layout.AGAIN, "the indices of the batches are not known")
+        session.skip("the indices of the batches are not known", layout.AGAIN)
         return
     digests: list[int | None] = []
 
@@ -243,15 +242,15 @@ def again(log: Any, drained: Drained, loader: Any, least_s: float) -> None:
     copied = loader_clone.copy_loader(loader, loader.num_workers, None if is_iterable else drained.lists)
     source = loader_clone.Source(copied)
     try:
-        discarded = discard(source.next_recorded, loader_clone.prefetched(loader), least_s, note)
-        taken = take_batches(source, loader.num_workers, least_s, note)
+        discarded = discard(source.next_recorded, loader_clone.prefetched(loader), note)
+        taken = take_batches(source, loader.num_workers, note)
         same = None if is_iterable else are_same(drained.digests, digests)
-        log.measured(layout.AGAIN, *taken, {"same": same, "discarded": discarded})
+        session.measured(layout.AGAIN, *taken, {"same": same, "discarded": discarded})
     finally:
         source.close()
 
 
-def drain_pack_loader(log: Any, drained: Drained, loader: Any, iterator: Any) -> None:
+def drain_pack_loader(drained: Drained, loader: Any, iterator: Any) -> None:
     """DRAIN and AGAIN for feedrate's Loader, with what its threads computed: no other user computes now."""
     source = loader_clone.PackSource(loader, iterator)
     try:
@@ -265,24 +264,24 @@ def drain_pack_loader(log: Any, drained: Drained, loader: Any, iterator: Any) ->
                 drained.recent.append(batch)
                 digests.append(digest_of(batch))
 
-            ahead = loader_clone.prefetched(loader)
-            detail: dict[str, Any] = {
-                "discarded": discard(source.next, ahead, log.pace_s, drained.recent.append)
-            }
+            discarded = discard(source.next, loader_clone.prefetched(loader), drained.recent.append)
             began_s, read = time.process_time(), clock.read_io()[1]
-            taken = take_batches(source, 1, log.pace_s, note)
-            detail["cpu_s"] = time.process_time() - began_s
-            detail["device_bytes"] = clock.read_io()[1] - read
+            taken = take_batches(source, 1, note)
+            detail: dict[str, Any] = {
+                "discarded": discarded,
+                "cpu_s": time.process_time() - began_s,
+                "device_bytes": clock.read_io()[1] - read,
+            }
             if phase == layout.AGAIN:
                 detail["same"] = are_same(drained.digests, digests)
             drained.digests = digests
-            log.measured(phase, *taken, detail)
+            session.measured(phase, *taken, detail)
     finally:
         source.close()
 
 
-def discard(take: Callable[[], Any], count: int, most_s: float, note: Callable[[Any], None]) -> int:
-    """Take what is ready or being made. `most_s` counts from the first batch: workers may be starting."""
+def discard(take: Callable[[], Any], count: int, note: Callable[[Any], None]) -> int:
+    """Take what is ready or being made, for a time from the first batch on: workers may be starting."""
     deadline = float("inf")
     done = 0
     while done < count and time.monotonic() < deadline:
@@ -291,7 +290,7 @@ def discard(take: Callable[[], Any], count: int, most_s: float, note: Callable[[
         except StopIteration:
             break
         done += 1
-        deadline = min(deadline, time.monotonic() + most_s)
+        deadline = min(deadline, time.monotonic() + session.pace_s)
     return done
 
 
@@ -302,7 +301,7 @@ def are_same(first: list[int | None], second: list[int | None]) -> bool | None:
     return all(a == b for a, b in known) if known else None
 
 
-def after_the_end(log: Any, loader: Any, least_s: float) -> None:
+def after_the_end(loader: Any) -> None:
     """Both, on copies of the loader: the user's code is over.
 
     Always with workers, which have a guard: the process itself has code to run at its exit, which may write.
@@ -311,7 +310,7 @@ def after_the_end(log: Any, loader: Any, least_s: float) -> None:
     copied = loader_clone.copy_loader(loader, loader.num_workers or 1)
     source = loader_clone.Source(copied)
     try:
-        drain(log, drained, copied, source, least_s)
+        drain(drained, copied, source)
     finally:
         source.close()
-    again(log, drained, copied, least_s)
+    again(drained, copied)

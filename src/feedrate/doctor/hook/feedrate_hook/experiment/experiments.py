@@ -29,46 +29,6 @@ from . import batches, watching
 from .feeding import Feeding, LoopLeft
 from .watching import Seen, Watching
 
-
-class ExperimentLog:
-    """How experiments write down what they did, and what they ask about loaders."""
-
-    def __init__(self) -> None:
-        self.pace_s = float(session.settings.get("experiment_seconds", 2.5))  # one experiment's usual time
-        self._remains: dict[int, loader_clone.Remains] = {}
-
-    def skipped(self, phase: int, why: str) -> None:
-        session.skip([phase], why)
-
-    def failed(self, phase: int, error: BaseException) -> None:
-        """A dataset that needs what it writes fails behind the guard."""
-        self.trouble(layout.PHASES[phase], error)
-        self.skipped(phase, f"it failed: {type(error).__name__}: {error}"[:300])
-
-    def trouble(self, where: str, error: BaseException) -> None:
-        session.trouble(f"experiments: {where}", error)
-
-    def measured(self, phase: int, span_ns: tuple[int, int], batches: int, detail: dict[str, Any]) -> None:
-        """One finished measurement of a phase."""
-        start, end = span_ns
-        session.facts("phase", phase=phase, start_ns=start, end_ns=end, batches=batches, detail=detail)
-
-    def loader_of(self, iterator: Any) -> Any:
-        """The iterator's loader, or what can be known about one that is gone."""
-        loader = session.loaders.loader_of(iterator)
-        if loader is not None:
-            return loader
-        remains = self._remains.get(id(iterator))
-        if remains is None or not remains.are_of(iterator):
-            remains = self._remains[id(iterator)] = loader_clone.Remains(iterator)
-        return remains
-
-    def name_of_loader(self, iterator: Any) -> Any:
-        """Equal for loaders that a loop makes anew in every epoch; different for training and validation."""
-        name = session.loaders.name_of(iterator)
-        return id(iterator) if name is None else name
-
-
 WATCHING, BUSY, FEEDING, GIVEN_UP = range(4)
 KEPT_BYTES = 1 << 30
 AT_EXIT = 0.25  # of the usual time, for DRAIN and AGAIN after the script's own end
@@ -83,9 +43,8 @@ class Experiments:
     """One per training process of a run that is not passive."""
 
     def __init__(self) -> None:
-        self._log = ExperimentLog()
         self._state = WATCHING
-        self._watching = Watching(self._log)
+        self._watching = Watching()
         self._ranks = watching.Ranks()
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -165,13 +124,13 @@ class Experiments:
         step_s = self._watching.step_s(seen)
         per_optimizer_step = math.ceil(seen.nexts / max(1, seen.optimizer_steps))
         margin = max(watching.MARGIN, 2 * per_optimizer_step)
-        pace_s = self._log.pace_s
+        pace_s = session.pace_s
         count = max(8, min(max(20, int(pace_s / step_s)), int(2.4 * pace_s / step_s)))
         self._ranks.decide({"step": seen.nexts + margin, "replay": count, "half": min(15, count)})
 
     def _give_up(self, where: str, error: BaseException) -> None:
         self._state = GIVEN_UP
-        self._log.trouble(where, error)
+        session.trouble(f"experiments: {where}", error)
         self._ranks.withdraw()
         if self._ranks.size > 1 and self._ranks.plan() is not None:
             self._prepare()
@@ -192,7 +151,7 @@ class Experiments:
         session.loaders.note_stats(iterator)
         session.loaders.note_unasked()
         try:
-            loader = self._log.loader_of(iterator)
+            loader = session.loaders.loader_of(iterator)
             self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
             self._prepare()
             with self._scope.own():
@@ -209,7 +168,7 @@ class Experiments:
             return take()
         try:
             with self._scope.own():
-                is_long_enough = self._watching.leaves(seen, iterator, self._log.pace_s)
+                is_long_enough = self._watching.leaves(seen, iterator, session.pace_s)
                 database = self._guard.open_database()
                 self._ending.prepare()
                 taken = self._take_before(loader, iterator)
@@ -219,7 +178,7 @@ class Experiments:
                 self._spoil(loader, kept, seen, database)
             return self._feed(iterator, take)
         except BaseException as error:
-            self._log.trouble("experiments", error)
+            session.trouble("experiments: experiments", error)
             self._ending.end(error)
 
     def _reason_not_to_begin(self) -> str:
@@ -242,7 +201,7 @@ class Experiments:
         return next((str(answer["reason"]) for answer in answers if answer["reason"]), "")
 
     def _skip_from(self, first: int, reason: str) -> None:
-        session.skip([phase for phase in layout.EXPERIMENTS if phase >= first], reason)
+        session.skip(reason, *(phase for phase in layout.EXPERIMENTS if phase >= first))
 
     def _take_before(self, loader: Any, iterator: Any) -> list[Any]:
         """Batches of a Loader that fetches its pack in threads of its own: the guard would cut those off."""
@@ -253,20 +212,18 @@ class Experiments:
             taken = [source.next() for _ in range(batches.KEPT)]
         finally:
             source.close()
-        for phase in (layout.DRAIN, layout.AGAIN):
-            self._log.skipped(phase, FETCHES)
+        session.skip(FETCHES, layout.DRAIN, layout.AGAIN)
         return taken
 
     def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
         """Return batches to be replayed."""
-        log = self._log
         states = loader_clone.RandomStates()
         drained = batches.Drained()
         if other_loaders.is_pack_loader(loader):
             try:
-                batches.drain_pack_loader(log, drained, loader, iterator)
+                batches.drain_pack_loader(drained, loader, iterator)
             except Exception as error:
-                log.failed(session.phase, error)
+                session.failed(session.phase, error)
             states.put_back()
             return self._keep(list(drained.recent))
         try:
@@ -276,18 +233,18 @@ class Experiments:
                 source.close()
                 source = loader_clone.Source(loader_clone.copy_loader(loader, loader.num_workers))
             try:
-                batches.drain(log, drained, loader, source, log.pace_s)
+                batches.drain(drained, loader, source)
             finally:
                 # Workers would go on and prepare batches that nobody takes, beside what is measured next.
                 source.close()
         except Exception as error:
-            log.failed(layout.DRAIN, error)
+            session.failed(layout.DRAIN, error)
         kept = self._keep(list(drained.recent))
         drained.recent.clear()
         try:
-            batches.again(log, drained, loader, log.pace_s)
+            batches.again(drained, loader)
         except Exception as error:
-            log.failed(layout.AGAIN, error)
+            session.failed(layout.AGAIN, error)
         states.put_back()
         return kept
 
@@ -303,7 +260,7 @@ class Experiments:
                     kept.append(batches.Kept(batch))
                     used += size
                 except Exception as error:
-                    self._log.trouble("keep", error)
+                    session.trouble("experiments: keep", error)
         return kept
 
     def _spoil(self, loader: Any, kept: list[Any], seen: Seen, database: str | None) -> None:
@@ -312,7 +269,7 @@ class Experiments:
         if reason:
             self._skip_from(layout.TRIAL, reason)
             self._ending.end(None)
-        self._feeding = Feeding(self._log, self._scope, self._watching, training=seen)
+        self._feeding = Feeding(self._scope, self._watching, training=seen)
         self._feeding.plan(loader, kept, self._ranks.plan())
         self._ending.first = self._feeding.cut
         self._state = FEEDING
@@ -341,7 +298,11 @@ class Experiments:
 
     def on_exit(self) -> None:
         """The script ended by itself before the experiments were due: the loader can still be measured."""
-        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid or has_threads():
+        if self._state != WATCHING or self._ranks.size > 1 or os.getpid() != self._pid:
+            return
+        # The main module may be over while a thread still trains.
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        if any(thread.is_alive() and not thread.daemon for thread in others):
             return
         self._state = GIVEN_UP
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -350,23 +311,16 @@ class Experiments:
             loader = None if seen is None else seen.loader()
             if error is not None or loader is None or other_loaders.is_pack_loader(loader):
                 return
-            if loader_clone.is_iterable_style(loader):
+            if loader_clone.is_iterable_style(loader) or loader_clone.is_too_late():
                 return
-            if loader_clone.is_too_late() or not (loader.num_workers or loader_clone.is_forking(loader)):
+            if not (loader.num_workers or loader_clone.is_forking(loader)):
                 return
             self._scope = Scope()
             with self._scope.own():
                 session.phase = layout.DRAIN  # workers put up a guard when they see it
-                batches.after_the_end(self._log, loader, AT_EXIT * self._log.pace_s)
+                session.pace_s *= AT_EXIT
+                batches.after_the_end(loader)
         except Exception as trouble:
-            self._log.trouble("exit", trouble)
+            session.trouble("experiments: exit", trouble)
         finally:
             session.phase = layout.REAL
-
-
-def has_threads() -> bool:
-    """The main module may be over while a thread still trains."""
-    return any(
-        thread.is_alive() and not thread.daemon and thread is not threading.main_thread()
-        for thread in threading.enumerate()
-    )

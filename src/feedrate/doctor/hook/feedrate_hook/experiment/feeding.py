@@ -61,8 +61,7 @@ class LoopLeft(BaseException):
 class Feeding:
     """Gives a batch for every next() of the training loader, and of loaders that go along with it."""
 
-    def __init__(self, log: Any, scope: Any, seen: Any, training: Any) -> None:
-        self._log = log
+    def __init__(self, scope: Any, seen: Any, training: Any) -> None:
         self._scope = scope
         self._watching = seen
         self._training = training
@@ -76,32 +75,32 @@ class Feeding:
 
     def plan(self, loader: Any, kept: list[Any], agreed: dict[str, Any] | None) -> None:
         """`agreed`: what the ranks agreed on, None for a single process."""
-        log, self._kept = self._log, kept
+        self._kept = kept
         counts = agreed or {}
-        first = replay.NotingReplay(log, kept, counts.get("replay"))
+        first = replay.NotingReplay(kept, counts.get("replay"))
         self._feeds = [first]
         if not other_loaders.is_pack_loader(loader):  # which has no workers
             self._plan_trials(loader, is_alone=agreed is None)
-        self._feeds.append(replay.HalfPrecision(log, kept, counts.get("half")))
+        self._feeds.append(replay.HalfPrecision(kept, counts.get("half")))
         if agreed is None:
             # Last of all: a model that takes views of its images raises in this layout.
-            self._feeds.append(replay.ChannelsLast(log, kept, first.called))
+            self._feeds.append(replay.ChannelsLast(kept, first.called))
             if all(batch.has_images() for batch in kept):
-                self._feeds.append(replay.LoaderLayout(log, kept))
+                self._feeds.append(replay.LoaderLayout(kept))
         else:
-            log.skipped(layout.REPLAY_CHANNELS_LAST, "ranks share gradients in the layout they began with")
+            session.skip("ranks share gradients in the layout they began with", layout.REPLAY_CHANNELS_LAST)
 
     def _plan_trials(self, loader: Any, is_alone: bool) -> None:
         why_not = reason_against_trials(loader, is_alone)
         if why_not is not None:
-            self._log.skipped(layout.TRIAL, why_not)
+            session.skip(why_not, layout.TRIAL)
             return
         own = loader.num_workers
         others = [n for n in session.settings.get("try_workers", []) if n != own][:2]
         # The present number once more, next to each of the others: machines change their speed within
         # seconds, and what a trial is compared with has to be measured when it is.
         numbers = [*others[:1], own, *others[1:]] if others else []
-        self._feeds += [replay.Trial(self._log, self._scope, loader, n) for n in numbers]
+        self._feeds += [replay.Trial(self._scope, loader, n) for n in numbers]
 
     def next(self, iterator: Any, take: Callable[[], Any]) -> Any:
         """The batch for a next() of this iterator. LoopLeft: the end."""
@@ -112,7 +111,7 @@ class Feeding:
             raise LoopLeft("another loader was asked")
         if iterator is not self._iterator:
             with self._scope.own():
-                loader = self._log.loader_of(iterator)
+                loader = session.loaders.loader_of(iterator)
                 self._left = watching.room_of(loader, iterator)[0] or None
                 # Its workers would only disturb.
                 loader_clone.shut_down(loader, iterator)
@@ -130,7 +129,7 @@ class Feeding:
             try:
                 return self._feed.next()
             except Exception as error:
-                self._log.skipped(self._feed.phase, f"it failed: {type(error).__name__}: {error}"[:300])
+                session.skip(f"it failed: {type(error).__name__}: {error}", self._feed.phase)
                 self._stop()
 
     def _open(self, feed: Any) -> None:
@@ -144,7 +143,7 @@ class Feeding:
                     return
             except Exception as error:
                 why = f"it could not begin: {type(error).__name__}: {error}"
-            self._log.skipped(feed.phase, why[:300])
+            session.skip(why, feed.phase)
 
     def _close(self) -> None:
         with self._scope.own():
@@ -155,14 +154,14 @@ class Feeding:
                 try:
                     measure_copies(batches.bytes_of(self._kept[0].again()))
                 except Exception as error:
-                    self._log.trouble("copy rates", error)
+                    session.trouble("experiments: copy rates", error)
 
     def _stop(self) -> None:
         feed, self._feed = self._feed, None
         try:
             feed.stop()
         except Exception as error:
-            self._log.trouble("stop", error)
+            session.trouble("experiments: stop", error)
 
     def _beside(self, seen: Any, take: Callable[[], Any]) -> Any:
         """A loader that goes along with the training one: real batches in a trial, kept ones in a replay."""
@@ -199,7 +198,7 @@ class Feeding:
             if error and self._left is not None and self._left < 0:
                 when += ", past the last batch of its epoch"
             why = why or f"the loop was left {when}: {error or 'the run was ended'}"
-            self._log.skipped(feed.phase, why[:300])
+            session.skip(why, feed.phase)
 
 
 def reason_against_trials(loader: Any, is_alone: bool) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import layout
 from ..record import loader_clone
+from ..session import session
 
 torch: Any = sys.modules.get("torch")  # the one of the user's process
 
@@ -29,8 +30,7 @@ class Feed(abc.ABC):
     least_s = 1.0
     most_s = 2.4
 
-    def __init__(self, log: Any, fixed: int | None = None) -> None:
-        self._log = log
+    def __init__(self, fixed: int | None = None) -> None:
         self._fixed = fixed
         self._given = 0
         self._start_ns = 0
@@ -72,7 +72,7 @@ class Feed(abc.ABC):
             return False
         if self._fixed is not None:
             return steps >= self._fixed
-        elapsed = (time.perf_counter_ns() - self._start_ns) / 1e9 / self._log.pace_s
+        elapsed = (time.perf_counter_ns() - self._start_ns) / 1e9 / session.pace_s
         return elapsed >= self.most_s or (elapsed >= self.least_s and steps >= self.least)
 
     def write(self, is_cut: bool = False) -> bool:
@@ -84,10 +84,10 @@ class Feed(abc.ABC):
         if not is_cut:
             synchronize()
             span = (self._start_ns, time.perf_counter_ns())
-            self._log.measured(self.phase, span, steps, self.detail())
+            session.measured(self.phase, span, steps, self.detail())
         elif steps >= 4:
             span = (self._start_ns, self._last_ns)
-            self._log.measured(self.phase, span, steps - 1, dict(self.detail(), cut=True))
+            session.measured(self.phase, span, steps - 1, dict(self.detail(), cut=True))
         else:
             return False
         return True
@@ -96,8 +96,8 @@ class Feed(abc.ABC):
 class Replay(Feed):
     """Kept batches in turn."""
 
-    def __init__(self, log: Any, kept: list[Any], fixed: int | None = None) -> None:
-        super().__init__(log, fixed)
+    def __init__(self, kept: list[Any], fixed: int | None = None) -> None:
+        super().__init__(fixed)
         self._kept = kept
 
     def give(self) -> Any:
@@ -115,8 +115,8 @@ class HalfPrecision(Replay):
     least = 15
     least_s = 0.0
 
-    def __init__(self, log: Any, kept: list[Any], fixed: int | None = None) -> None:
-        super().__init__(log, kept, fixed)
+    def __init__(self, kept: list[Any], fixed: int | None = None) -> None:
+        super().__init__(kept, fixed)
         self._is_in_use = False
         self._original: Any = None  # what begins an autocast, while it is replaced
         self._handle: Any = torch.nn.modules.module.register_module_forward_pre_hook(self._look)
@@ -171,8 +171,8 @@ class Trial(Feed):
     least_s = 1.2
     most_s = 3.2
 
-    def __init__(self, log: Any, scope: Any, loader: Any, workers: int) -> None:
-        super().__init__(log)
+    def __init__(self, scope: Any, loader: Any, workers: int) -> None:
+        super().__init__()
         self._scope = scope
         self._loader = loader
         self._workers = workers
@@ -259,8 +259,8 @@ class Called:
 class NotingReplay(Replay):
     """The first replay; in its first step it is noted which modules are called."""
 
-    def __init__(self, log: Any, kept: list[Any], fixed: int | None = None) -> None:
-        super().__init__(log, kept, fixed)
+    def __init__(self, kept: list[Any], fixed: int | None = None) -> None:
+        super().__init__(kept, fixed)
         self.called = Called()
 
     def start(self) -> None:
@@ -296,8 +296,8 @@ class ChannelsLast(Replay):
     least = 20
     least_s = 0.4
 
-    def __init__(self, log: Any, kept: list[Any], called: Called) -> None:
-        super().__init__(log, kept)
+    def __init__(self, kept: list[Any], called: Called) -> None:
+        super().__init__(kept)
         self._called = called
         self._tensors: list[Any] = []
         self._handles: list[Any] = []
@@ -357,7 +357,7 @@ class ChannelsLast(Replay):
 
     def _is_block_over(self) -> bool:
         step, start_s, _ = self._block
-        is_long = time.perf_counter() - start_s >= BLOCK_S * self._log.pace_s
+        is_long = time.perf_counter() - start_s >= BLOCK_S * session.pace_s
         return is_long or self._given - step >= BLOCK_STEPS
 
     def _end_block(self) -> None:

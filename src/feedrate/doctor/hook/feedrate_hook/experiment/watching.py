@@ -135,9 +135,8 @@ class Seen:
 class Watching:
     """Fed with every next() of the real run. Costs a few microseconds."""
 
-    def __init__(self, log: Any) -> None:
+    def __init__(self) -> None:
         settings = session.settings
-        self._log = log
         self._steps = int(settings.get("steps", 110))
         self._seconds = float(settings.get("seconds", 45.0))
         self._seen: dict[Any, Seen] = {}
@@ -150,8 +149,8 @@ class Watching:
     def seen_of(self, iterator: Any) -> Seen:
         known = self._keys.get(id(iterator))
         if known is None or known[0]() is not iterator:
-            loader = self._log.loader_of(iterator)
-            known = weakref.ref(iterator), self._log.name_of_loader(iterator)
+            loader = session.loaders.loader_of(iterator)
+            known = weakref.ref(iterator), session.loaders.name_of(iterator)
             if len(self._keys) > 1000:
                 self._keys.clear()
             self._keys[id(iterator)] = known
@@ -207,7 +206,7 @@ class Watching:
         if self.training() is not seen:
             return False
         now = time.monotonic()
-        left, needed = room_of(self._log.loader_of(iterator), iterator)
+        left, needed = room_of(session.loaders.loader_of(iterator), iterator)
         if self._due_since is None:
             self._due_since = now
             if left < needed:
@@ -224,7 +223,7 @@ class Watching:
 
     def leaves(self, seen: Seen, iterator: Any, seconds: float) -> bool:
         """Whether the rest of the epoch lasts so long, beyond what may be ready already."""
-        loader = self._log.loader_of(iterator)
+        loader = session.loaders.loader_of(iterator)
         if other_loaders.is_pack_loader(loader):
             return True  # further epochs of it follow without a pause for workers
         length = length_of(loader)

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from .parts import (
@@ -15,6 +16,7 @@ from .parts import (
     name_load,
     name_of_class,
     name_resize,
+    patch_parts,
     timed,
     timed_generator,
     timed_steps,
@@ -179,3 +181,4 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     ],
     "feedrate.loader.cached": [("KeptSamples.find", "read:feedrate.cached")],
 }  # fmt: skip
+PATCHES = {name: functools.partial(patch_parts, entries) for name, entries in PARTS.items()}

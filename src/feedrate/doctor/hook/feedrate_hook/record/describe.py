@@ -27,13 +27,9 @@ _DEEPEST_BATCH = 4
 
 
 def leaves_in(
-    batch: Any,
-    is_leaf: Callable[[Any], bool],
-    most: int = _MOST_TENSORS,
-    opens_objects: bool = False,
-    found: list[Any] | None = None,
-    depth: int = 0,
-) -> list[Any]:
+    batch: Any, is_leaf: Callable[[Any], bool], most: int = _MOST_TENSORS, opens_objects: bool = False,
+    found: list[Any] | None = None, depth: int = 0,
+) -> list[Any]:  # fmt: skip
     """Return the leaves inside a batch: of lists, tuples, mappings and, if wanted, objects' attributes."""
     found = [] if found is None else found
     if depth > _DEEPEST_BATCH or len(found) >= most:
@@ -95,8 +91,8 @@ def describe_arrays(arrays: list[Any]) -> list[dict[str, Any]]:
 def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict[str, Any]:
     """Return the facts of a loader; `loader` may be an iterator that nobody's loader is known of."""
 
-    def field(public: str, private: str = "") -> Any:
-        return getattr(loader, public, getattr(iterator, private or f"_{public}", None))
+    def field(name: str) -> Any:
+        return getattr(loader, name, getattr(iterator, f"_{name}", None))
 
     dataset = field("dataset")
     workers = field("num_workers")
@@ -157,9 +153,7 @@ def _is_of_torch(sampler: Any) -> bool:
 def _context(loader: Any) -> str | None:
     context = getattr(loader, "multiprocessing_context", None)
     name = getattr(context, "_name", None) or multiprocessing.get_start_method(allow_none=True)
-    if name is None:
-        name = "forkserver" if sys.version_info >= (3, 14) else "fork"
-    return str(name)
+    return str(name or ("forkserver" if sys.version_info >= (3, 14) else "fork"))
 
 
 def _is_shuffled(sampler: Any) -> bool | None:
@@ -185,7 +179,6 @@ def describe_module(module: Any) -> dict[str, Any]:
         "channels_last": None
         if not images
         else images[0].is_contiguous(memory_format=torch.channels_last) and not images[0].is_contiguous(),
-        "training": bool(module.training),
     }
 
 
@@ -211,24 +204,21 @@ def describe_torch(is_over: bool = False) -> dict[str, Any]:
         "version": str(torch.__version__),
         "cuda": False if not built else None,
         "cuda_built": built,
-        "devices": 0 if not built else None,
         "device_name": None,
         "threads": int(torch.get_num_threads()),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     if built and cuda.is_initialized():
-        fact.update(cuda=True, devices=cuda.device_count(), device_name=cuda.get_device_name())
+        fact.update(cuda=True, device_name=cuda.get_device_name())
     elif built and is_over:
         import warnings
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             fact["cuda"] = bool(cuda.is_available())
-            fact["devices"] = cuda.device_count() if fact["cuda"] else 0
     elif built and hasattr(cuda, "_device_count_nvml"):
         count = cuda._device_count_nvml()
-        if count >= 0:
-            fact.update(cuda=count > 0, devices=count)
+        fact["cuda"] = count > 0 if count >= 0 else None
     return fact
 
 
@@ -369,7 +359,10 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         found = {
             name: budget.describe(value)
             for name, value in list(attributes.items())
-            if type(name) is str and (name in _TELLING or _is_of_library(value)) and not _is_both(value)
+            if type(name) is str
+            and (name in _TELLING or _is_of_library(value))
+            # torchvision keeps transform and target_transform once more, together.
+            and name_of(type(value)) != "torchvision.datasets.vision.StandardTransform"
         }
         for owner in type(dataset).__mro__:
             for name, value in list(vars(owner).items()):
@@ -412,22 +405,15 @@ def _is_of_library(value: Any) -> bool:
     return type(value).__module__.startswith(_LIBRARIES)
 
 
-def _is_both(value: Any) -> bool:
-    """torchvision keeps transform and target_transform once more, together."""
-    return name_of(type(value)) == "torchvision.datasets.vision.StandardTransform"
-
-
 def _used_by(function: Any, budget: Budget) -> list[Any]:
     """Return the libraries' objects that a function finds in its module or around it."""
     if type(function) is types.MethodType:
         function = function.__func__
     if type(function) is not types.FunctionType:
         return []
-    around = function.__globals__
-    code = function.__code__
-    inner = [
-        one for one in code.co_consts if type(one) is types.CodeType
-    ]  # comprehensions, before Python 3.12
+    around, code = function.__globals__, function.__code__
+    # Comprehensions, before Python 3.12.
+    inner = [one for one in code.co_consts if type(one) is types.CodeType]
     names = [name for one in (code, *inner) for name in one.co_names]
     found = [around[name] for name in dict.fromkeys(names) if name in around]
     for cell in function.__closure__ or ():
@@ -473,16 +459,13 @@ def _find_seed(loader: Any) -> int | None:
     torch = session.torch
     attributes, sampler = stored(loader), stored(getattr(loader, "sampler", None))
     generator: Any
-    for generator in (attributes.get("generator"), sampler.get("generator")):
-        if torch is not None and type(generator) is torch.Generator:
-            return _given_seed(generator.initial_seed())
+    seed = torch.initial_seed() if torch is not None else None
     if type(sampler.get("seed")) is int:
-        return _given_seed(sampler["seed"])
-    return _given_seed(torch.initial_seed()) if torch is not None else None
-
-
-def _given_seed(seed: Any) -> int | None:
-    return int(seed) if 0 <= seed <= _LARGEST_SEED else None
+        seed = sampler["seed"]
+    for generator in (sampler.get("generator"), attributes.get("generator")):
+        if torch is not None and type(generator) is torch.Generator:
+            seed = generator.initial_seed()
+    return int(seed) if seed is not None and 0 <= seed <= _LARGEST_SEED else None
 
 
 def describe_form(batch: Any, depth: int = 0) -> Any:

@@ -18,9 +18,7 @@ from .parts import here
 from .training import device
 
 _KEPT_INDICES = 400
-_MOST_BATCH_FACTS = 5
 _MOST_UNASKED = 4
-_BATCH_FACT_EVERY = 50
 
 
 class _Loader:
@@ -29,7 +27,7 @@ class _Loader:
     def __init__(self, name: str) -> None:
         self.name = name
         self.number = session.ring.name(name)
-        self.batch_facts: list[Any] = []
+        self.has_told = False  # what its batches are
         self.notes: other_loaders.Notes | None = None  # of feedrate's Loader: what its stages did
         self.asked_ns = 0  # when its last batch, or iterator, was asked for
 
@@ -64,6 +62,7 @@ class Loaders:
         self._loaders = ByIdentity()
         self._iterators = ByIdentity()
         self._makings = ByIdentity()
+        self._remains: dict[int, loader_clone.Remains] = {}  # of loaders that are gone, by their iterators
         self._has_told = False
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
@@ -71,13 +70,22 @@ class Loaders:
         self._last_batch: Any = None  # what was recorded last: (batch, end of its wait)
 
     def loader_of(self, iterator: Any) -> Any:
-        known = self._iterators.get(iterator)
-        return known.keeper() if known is not None and known.keeper is not None else None
+        """Return the iterator's loader, or what can be known about one that is gone."""
+        known: _Iterator | None = self._iterators.get(iterator)
+        loader = known.keeper() if known is not None and known.keeper is not None else None
+        if loader is None:
+            loader = self._remains.get(id(iterator))
+            if loader is None or not loader.are_of(iterator):
+                loader = self._remains[id(iterator)] = loader_clone.Remains(iterator)
+        return loader
 
-    def name_of(self, iterator: Any) -> str | None:
-        """Return the name that its loader has in the records; loaders that follow each other share one."""
-        known = self._iterators.get(iterator)
-        return known.loader.name if known is not None and known.loader is not None else None
+    def name_of(self, iterator: Any) -> Any:
+        """Return the name that its loader has in the records; loaders that follow each other share one.
+
+        Of one without a loader, what no other has.
+        """
+        known: _Iterator | None = self._iterators.get(iterator)
+        return id(iterator) if known is None or known.loader is None else known.loader.name
 
     def note_stats(self, iterator: Any) -> None:
         """Of feedrate's Loader: measured steps end here, so note what its stages have done by now."""
@@ -86,6 +94,7 @@ class Loaders:
             mine.loader.notes.write(mine.keeper(), mine.loader.name)
 
     def recent_indices(self, iterator: Any) -> list[Any]:
+        """Return the index lists that an iterator has asked its dataset for, oldest first."""
         known = self._iterators.get(iterator)
         return list(known.indices) if known is not None else []
 
@@ -143,47 +152,41 @@ class Loaders:
 
     def _know(self, loader: Any, iterator: Any) -> _Loader:
         known: _Loader | None = self._loaders.get(loader)
-        if known is None:
-            making: _Making | None = self._makings.get(loader)
-            name = f"loader-{self._count}"
-            place = making.place if making is not None else ""
-            is_of_pack = other_loaders.is_pack_loader(loader)
+        if known is not None:
+            return known
+        making: _Making | None = self._makings.get(loader)
+        name, place = f"loader-{self._count}", making.place if making is not None else ""
+        is_of_pack = other_loaders.is_pack_loader(loader)
+        if is_of_pack:
+            facts = other_loaders.describe_pack_loader(loader, name, place)
+        else:
+            facts = describe.describe_loader(loader, iterator, name, place)
+        if making is not None:
+            # Some scripts make a loader for every epoch: in the same way, of the same things, and not used
+            # any more when the next one is made. Those for training and validation that one function makes
+            # are both made before they are used.
+            kind = making.trail, repr({name: value for name, value in facts.items() if name != "loader"})
+            known = self._by_making.get(kind)
+            known = known if known is not None and known.asked_ns < making.time_ns else None
+        if known is not None:
+            session.facts("loader-anew", loader=known.name)
+        else:
+            known = _Loader(name)
+            self._count += 1
+            session.facts("loader", **facts)
+            if self._count == 1 and session.torch is not None:
+                session.facts("torch", **describe.describe_torch())
             if is_of_pack:
-                facts = other_loaders.describe_pack_loader(loader, name, place)
+                known.notes = other_loaders.Notes()
+                other_loaders.leave_alone(facts)
             else:
-                facts = describe.describe_loader(loader, iterator, name, place)
-            known = self._predecessor(making, facts) if making is not None else None
-            if known is not None:
-                session.facts("loader-anew", loader=known.name)
-            else:
-                known = _Loader(name)
-                self._count += 1
-                session.facts("loader", **facts)
-                if self._count == 1 and session.torch is not None:
-                    session.facts("torch", **describe.describe_torch())
-                if is_of_pack:
-                    known.notes = other_loaders.Notes()
-                    other_loaders.leave_alone(facts)
-                else:
-                    with Noted("pipeline"):  # nothing else of the loader shall be missing for it
-                        told = describe.describe_pipeline(loader, iterator)
-                        session.facts("pipeline", loader=name, tables=opened_files.list_tables(), **told)
-            if making is not None:
-                self._by_making[self._kind(making, facts)] = known
-            self._loaders.put(loader, known)
+                with Noted("pipeline"):  # nothing else of the loader shall be missing for it
+                    told = describe.describe_pipeline(loader, iterator)
+                    session.facts("pipeline", loader=name, tables=opened_files.list_tables(), **told)
+        if making is not None:
+            self._by_making[kind] = known
+        self._loaders.put(loader, known)
         return known
-
-    def _predecessor(self, making: _Making, facts: dict[str, Any]) -> _Loader | None:
-        """Return the loader that this one takes the place of: some scripts make one for every epoch.
-
-        It was made in the same way of the same things, and not used any more when this one was made; loaders
-        for training and validation that one function makes are both made before they are used.
-        """
-        earlier = self._by_making.get(self._kind(making, facts))
-        return earlier if earlier is not None and earlier.asked_ns < making.time_ns else None
-
-    def _kind(self, making: _Making, facts: dict[str, Any]) -> Any:
-        return making.trail, repr({name: value for name, value in facts.items() if name != "loader"})
 
     def note_index(self, iterator: Any, index: Any) -> None:
         mine = self._iterator(iterator)
@@ -269,18 +272,16 @@ class Loaders:
         if not session.is_passive:
             self._last_batch = (batch, start + spent[0])
         known.asked_ns = start
-        if number % _BATCH_FACT_EVERY == 0 and len(known.batch_facts) < _MOST_BATCH_FACTS:
+        if not known.has_told:
+            known.has_told = True
+            ranges: list[Any] = []
+            with Noted("ranges"):  # the shapes shall not be missing for it
+                ranges = describe.describe_ranges(batch)
             find = describe.tensors_of if known.notes is None else other_loaders.arrays_of
-            tensors = describe.describe_arrays(find(batch))
-            if tensors not in known.batch_facts:
-                known.batch_facts.append(tensors)
-                ranges: list[Any] = []
-                with Noted("ranges"):  # the shapes shall not be missing for it
-                    ranges = describe.describe_ranges(batch)
-                session.facts(
-                    "batch", loader=known.name, tensors=tensors, samples=count, asked_at=caller(),
-                    form=describe.describe_form(batch), ranges=ranges,
-                )  # fmt: skip
+            session.facts(
+                "batch", loader=known.name, tensors=describe.describe_arrays(find(batch)), samples=count,
+                asked_at=caller(), form=describe.describe_form(batch), ranges=ranges,
+            )  # fmt: skip
         if known.notes is not None and session.phase == layout.REAL:
             known.notes.gave(mine.keeper() if mine.keeper is not None else None, known.name)
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from .. import clock, layout, wrapping
 from ..session import Noted, session
-from ..wrapping import caller, get_ident, install, is_user
+from ..wrapping import caller, get_ident, is_user
 from .parts import here, open_fetches
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -122,7 +122,6 @@ SAVERS: dict[str, tuple[str, ...]] = {
     "torchvision.utils": ("save_image",),
     "torchaudio": ("save",),
 }
-WRITERS: dict[str, tuple[str, ...]] = {"os": ("fsync", "fdatasync", "sync")}
 
 
 def _timed(kind: int, name: str) -> Any:
@@ -145,10 +144,8 @@ def _timed(kind: int, name: str) -> Any:
     return make
 
 
-def patch_savers(module: Any) -> None:
-    """A module with known savers has been imported."""
-    for kind, table in ((layout.SAVE, SAVERS), (layout.WRITE, WRITERS)):
-        for path in table.get(module.__name__, ()):
-            with Noted(f"patch {module.__name__}.{path}"):
-                top = module.__name__.split(".")[0]
-                install(module, path, _timed(kind, f"{top}.{path.split('.')[-1]}"))
+PATCHES = {
+    module: [(path, _timed(layout.SAVE, f"{module.split('.')[0]}.{path.split('.')[-1]}")) for path in paths]
+    for module, paths in SAVERS.items()
+}
+WRITERS = [(name, _timed(layout.WRITE, f"os.{name}")) for name in ("fsync", "fdatasync", "sync")]

@@ -93,7 +93,7 @@ def leave_alone(facts: dict[str, Any]) -> None:
         whose = f"{framework} trains" if framework is not None else "torch is not used"
         if not session.is_passive:
             session.is_passive = True
-            session.skip(layout.EXPERIMENTS, f"{whose}, and experiments need a loop of torch's")
+            session.skip(f"{whose}, and experiments need a loop of torch's", *layout.EXPERIMENTS)
 
 
 class Notes:
@@ -133,10 +133,10 @@ def read_stats(loader: Any) -> dict[str, Any]:
     fact["pillow_reasons"] = dict(getattr(stats, "pillow_reasons", None) or {})
     fetch, cache = getattr(stats, "fetch", None), getattr(stats, "cache", None)
     if fetch is not None:
-        for field in ("requests", "bytes_fetched", "values_from_scratch", "values_from_source"):
+        for field in ("requests", "bytes_fetched"):
             fact[field] = getattr(fetch, field, None)
     if cache is not None:
-        fact["cached_share"], fact["hit_rate"] = cache.cached_share, cache.hit_rate
+        fact["cached_share"] = cache.cached_share
     return fact
 
 

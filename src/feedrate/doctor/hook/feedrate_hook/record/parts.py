@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import clock
-from ..session import Noted, session
+from ..session import session
 from ..wrapping import caller, get_ident, install, unseen
 from . import samples
 
@@ -256,28 +256,28 @@ def wrap_methods(are_wrapped: bool) -> None:
             setattr(owner, name, wanted)
 
 
-def patch_parts(module: Any, entries: list[tuple[str, Any]]) -> None:
+def patch_parts(entries: list[tuple[str, Any]], module: Any) -> None:
     """Install a module's entries of the catalogue: (attribute, part name or maker of the wrapper)."""
     is_patched = False
     for path, part in entries:
-        if callable(part):
-            make = part
-        else:
+        owner = getattr(module, path.split(".")[0], None) if "." in path else module
+        if not takes_attributes(owner):
+            continue
+        make = part
+        if not callable(part):
             make = timed(part.rstrip("@+"), takes_path=part.endswith("@"), holds_parts=part.endswith("+"))
-        with Noted(f"patch {module.__name__}.{path}"):
-            if _can_be_patched(module, path) and install(module, path, make):
-                is_patched = True
-                _note_method(module, path)
+        if install(module, path, make):
+            is_patched = True
+            _note_method(module, path)
     if is_patched:
         session.facts("patched", module=module.__name__)
 
 
-def _can_be_patched(module: Any, path: str) -> bool:
-    """Whether the owner of a name takes new attributes: classes that are compiled often do not."""
-    owner = getattr(module, path.split(".")[0], None) if "." in path else module
-    return not isinstance(owner, type) or bool(
-        owner.__flags__ & _HEAP_TYPE and not owner.__flags__ & _IMMUTABLE
-    )
+def takes_attributes(owner: Any) -> bool:
+    """Whether it takes new ones: classes that are compiled often do not."""
+    if not isinstance(owner, type):
+        return True
+    return bool(owner.__flags__ & _HEAP_TYPE and not owner.__flags__ & _IMMUTABLE)
 
 
 def _note_method(module: Any, path: str) -> None:
@@ -333,14 +333,13 @@ class Prelude(Fetch):
 
     def described_parts(self) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = []
-        for name, (wall, cpu, _, timed) in self.times.items():
+        for name, (wall, _, _, timed) in self.times.items():
             calls = self._calls[name] if name not in self._inner else timed
             scale = calls / timed
             parts.append(
                 {
                     "name": name,
                     "wall_ns": round(wall * scale),
-                    "cpu_ns": round(cpu * scale),
                     "calls": calls,
                     "place": self._places.get(name, ""),
                 }
@@ -367,5 +366,5 @@ def end_prelude(is_forgotten: bool = False) -> None:
         return
     del open_fetches[prelude.thread]
     if not is_forgotten:
-        wall, cpu, _ = clock.since(prelude.began)
-        session.facts("before-loop", wall_ns=wall, cpu_ns=cpu, parts=prelude.described_parts())
+        wall, _, _ = clock.since(prelude.began)
+        session.facts("before-loop", wall_ns=wall, parts=prelude.described_parts())

@@ -263,11 +263,9 @@ def patch_tensors(torch: Any) -> None:
     makers.update(dict.fromkeys(("to", "cuda", "cpu"), _moved))
     makers["copy_"] = _copied
     for name, make in makers.items():
-        with Noted(f"patch Tensor.{name}"):
-            install(torch.Tensor, name, make)
+        install(torch.Tensor, name, make)
     for name in ("synchronize", "Event.synchronize", "Stream.synchronize"):
-        with Noted(f"patch torch.cuda.{name}"):
-            install(torch.cuda, name, _synchronized)
+        install(torch.cuda, name, _synchronized)
     session.facts("patched", module="torch.Tensor")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many calls of which some may hang, made where they can be given up: a server that is gone answers nobody.
+"""Calls made in threads: one ahead of who uses their results, or many of which some may hang.
 
-The threads are daemons, which the interpreter does not wait for when it ends; those of `concurrent.futures`
-it does wait for.
+Loading `concurrent.futures` takes as long as packing a thousand small files, and the interpreter waits for
+its threads when it ends; a call that hangs, since its server is gone, must not be waited for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,47 @@ from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def one_ahead(calls: Iterable[Callable[[], Result]]) -> Iterator[Result]:
+    """Yield what calls return, in their order, each made in a thread while the one before it is used.
+
+    They never overlap each other. However this ends, those that were asked for are made, and waited for.
+    """
+    asked: SimpleQueue[Callable[[], Result] | None] = SimpleQueue()  # None: that was all
+    answers: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
+
+    def answer() -> None:
+        while (call := asked.get()) is not None:
+            try:
+                answers.put((call(),))
+            except BaseException as error:
+                answers.put(error)
+
+    def take() -> Result:
+        answer = answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer[0]
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    is_waiting = False
+    try:
+        for call in calls:
+            asked.put(call)
+            if is_waiting:
+                yield take()
+            is_waiting = True
+        if is_waiting:
+            yield take()
+    finally:
+        asked.put(None)
+        thread.join()
+
+
+Item = TypeVar("Item")
 
 
 def map_in_time(

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a file system answers, measured in seconds on files that lie there; and whether it answers at all.
+"""The one stopwatch of a file system: it times what would be called, on files that lie there.
 
-What was read once is fast the next time, here and on servers: each part of a measurement reads files, or
-parts of large files, that no other part has read, in an order that is new each time. Pages that it brought
-into memory it drops again; files that were in memory before count only where there are no others.
+Whole files are opened and read, by one reader and by many. What was read once is fast the next time, here
+and on servers: each part of a measurement reads files, or parts of large files, that no other part has read,
+in an order that is new each time. Pages that it brought into memory it drops again. Files that were in memory
+before tell nothing of the disk: where there are no others, its figures are assumed, between what kinds of
+disks give and what memory gave. What `feedrate stage` gets is in lab/copier.py, what a DataLoader's workers
+get in lab/samples.py.
 """
 
 from __future__ import annotations
@@ -17,20 +20,26 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle
+from itertools import cycle, repeat
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
+from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
-from feedrate.figures import ASSUMED, Figure, combine
-from feedrate.in_time import map_in_time
+from feedrate.figures import ASSUMED, MEASURED, Figure, combine
+from feedrate.machine.cpu import measure_usable_cores, read_cpuset
 from feedrate.machine.disk import describe_storage, measure_scratch
 from feedrate.machine.memory import measure_open_residency
-from feedrate.machine.results import StoreSpeed
+from feedrate.machine.process import find_openers, read_core_times, read_stat
+from feedrate.machine.results import Storage, StoreSpeed
+from feedrate.remote.addresses import Place
 from feedrate.units import format_count
 
 Result = TypeVar("Result")
 
 PATIENCE_S = 15.0  # without an answer, before a store counts as hanging
+NOT_SEEN = "all files that were looked at were in memory: the disk itself was not seen"
 _FIRST_BYTES = 4096
 _BLOCK_BYTES = 1 << 20
 _LARGE_BYTES = 4 << 20  # of such a file, each part of the measurement reads another part
@@ -38,16 +47,59 @@ _PIECE_BYTES = 8 << 20
 _MOST_BYTES = 64 << 20  # of one file, one after another
 _READ_BYTES = 8192
 _READS, _READS_PER_FILE = 400, 32
-_IN_MEMORY, _NOT_IN_MEMORY = 0.5, 0.02  # shares of a file's pages
+_IN_MEMORY, NOT_IN_MEMORY = 0.5, 0.02  # shares of a file's pages
 _FULL = 0.7  # of the files per second that can be opened: then they are the limit, not the bytes;
 _TINY_BYTES = 16_000  # nor are they for such files, on average
 _USUAL_BYTES_PER_S = 1e8  # a link of 1 Gbit/s, a disk that spins
 _TOO_SMALL = "the files are too small to show a rate"
 _SLOTS = 6  # of time, whose rates give the interval
 # Shares of the time: one after another, the same again, opening together, reading together, in an open file.
-_ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE, _LIST = 0.28, 0.12, 0.15, 0.22, 0.15, 0.08
+_ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE = 0.3, 0.12, 0.16, 0.24, 0.15
 _STAT, _MOST_STATS = 0.03, 50
 _SMALL_FILES, _SMALL_BYTES = 100, 10_000
+_STREAMS = 16
+_SMALL_REQUEST, _LARGE_REQUEST = 16 << 10, 4 << 20  # bytes, of what is behind an address
+_CROWDED = 0.25  # of the cores that this job may use, taken by others
+
+
+class Unseen(NamedTuple):
+    """What kinds of disks do, of which only the page cache was seen: a file and a read, in s; bytes per s."""
+
+    file_s: float
+    bytes_per_s: float
+    factor: float = 5.0  # to both sides
+
+
+_NETWORK, _SPINNING, _FLASH = Unseen(2e-3, 2e8), Unseen(1e-2, 1.5e8), Unseen(3e-4, 6e8)
+
+
+class Neighbours:
+    """How many cores other processes take, from its making on: what is timed meanwhile takes longer.
+
+    Processes that serve a file system on this node (FUSE) are no neighbours: their work is the store's.
+    """
+
+    def __init__(self) -> None:
+        self._cores = read_cpuset(0)
+        self._began, self._before = time.perf_counter(), self._read_others()
+
+    def _read_others(self) -> float:
+        busy = math.fsum(core.busy_s for name, core in read_core_times().items() if name in self._cores)
+        return busy - math.fsum(os.times()[:4]) - measure_servers()
+
+    def describe(self) -> str:
+        """Return a sentence where they take so much that figures err; empty: they do not."""
+        seconds, usable = time.perf_counter() - self._began, measure_usable_cores()
+        cores = max(self._read_others() - self._before, 0.0) / max(seconds, 1e-3)
+        if seconds < 0.2 or cores < _CROWDED * usable:
+            return ""
+        return f"other processes took {cores:.1f} of {usable:.3g} cores meanwhile"
+
+
+def measure_servers() -> float:
+    """Return the CPU time so far of processes that serve file systems on this node, as far as one may see."""
+    found = (read_stat(pid) for pid in find_openers("/dev/fuse"))
+    return math.fsum(stat.cpu_s for stat in found if stat is not None)
 
 
 def call_patiently(path: str, function: Callable[[], Result], seconds: float = PATIENCE_S) -> Result:
@@ -67,7 +119,7 @@ def call_patiently(path: str, function: Callable[[], Result], seconds: float = P
 
 
 def measure_store(
-    folder: str, files: Sequence[tuple[str, int]], *, seconds: float = 4.0, streams: int = 16
+    folder: str, files: Sequence[tuple[str, int]], *, seconds: float = 4.0, streams: int = _STREAMS
 ) -> StoreSpeed:
     """Read some of the files, for about `seconds` in all; nothing is written.
 
@@ -109,6 +161,47 @@ def measure_writes(folder: str, *, seconds: float = 2.0) -> tuple[Figure, Figure
     return Figure.of_mean(rates), Figure.of_mean(times, format_count(len(times), "file"))
 
 
+def measure_address(address: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:
+    """Return how what is behind an address answers: a request is to it what opening a file is to a disk.
+
+    Args:
+        files: address of a folder, file in it, size.
+
+    Raises:
+        StorageError: nothing came in time.
+    """
+
+    def fetch(most_bytes: int) -> tuple[int, float]:
+        root, name, size_bytes = random.choice(files)
+        length = min(most_bytes, size_bytes)
+        began = time.perf_counter()
+        got = Place(root).read(name, random.randint(0, size_bytes - length), length)
+        return len(got), time.perf_counter() - began
+
+    def fetch_for(share: float, most_bytes: int, threads: int = 1) -> tuple[list[tuple[int, float]], float]:
+        began = time.perf_counter()
+        calls = map_in_time(fetch, repeat(most_bytes), threads=threads, seconds=share * seconds)
+        return list(calls), time.perf_counter() - began
+
+    fetch(_SMALL_REQUEST)  # connects
+    (small, _), (large, _) = fetch_for(0.3, _SMALL_REQUEST), fetch_for(0.3, _LARGE_REQUEST)
+    many, many_s = fetch_for(0.2, _SMALL_REQUEST, _STREAMS)
+    wide, wide_s = fetch_for(0.2, _LARGE_REQUEST // 4, _STREAMS)
+    if not (small and large and many and wide):
+        raise StorageError(f"{address} did not answer in time", hint="is the server there?")
+    request_s = Figure.of_mean([took for _, took in small], format_count(len(small), "request"))
+    rate = sum(size for size, _ in large) / max(sum(took - request_s.value for _, took in large), 1e-6)
+    note = f"{_STREAMS} at a time"
+    together = Figure.within(sum(size for size, _ in wide) / wide_s, 1.3, MEASURED, note)
+    stream = Figure.within(max(rate, together.value / _STREAMS), 1.3, MEASURED)
+    return StoreSpeed(
+        path=address, kind=address.partition(":")[0], file_s=request_s,
+        read_s=request_s, stream_bytes_per_s=stream, total_bytes_per_s=together,
+        files_per_s=Figure.within(len(many) / many_s, 1.3, MEASURED, note), streams=_STREAMS,
+        keeps_pages=False, cold_share=1.0,
+    )  # fmt: skip
+
+
 class _Piece(NamedTuple):
     """A part of a file."""
 
@@ -140,7 +233,7 @@ class _Reading:
     @property
     def is_ours(self) -> bool:
         """Return whether all its pages are there because of this measurement."""
-        return self.resident is not None and self.resident <= _NOT_IN_MEMORY
+        return self.resident is not None and self.resident <= NOT_IN_MEMORY
 
 
 class _Measurement:
@@ -176,7 +269,6 @@ class _Measurement:
         if total is None:
             most = max(seen.value, stream.value)
             total = Figure(most, seen.low or stream.low, 10 * most, ASSUMED, _TOO_SMALL)
-        listing = self._list_folders([path for path, _ in first], file_s)
         known = [(r.size_bytes, r.resident) for r in once if r.resident is not None]
         known_bytes = sum(size for size, _ in known)
         warm = _fit(again) if again else None
@@ -185,12 +277,10 @@ class _Measurement:
             asking = {"file": warm[0], "asking": stat_s}
             warm = combine(lambda file, asking: file + asking, asking), warm[1]
         note = self._describe(readings, storage.is_virtual_disk)
-        return StoreSpeed(
+        speed = StoreSpeed(
             path=self._folder,
             kind=storage.kind,
             file_s=replace(file_s, note=note),
-            list_s=listing[0] if listing else None,
-            folder_s=listing[1] if listing else None,
             read_s=self._read_inside(inside)
             or replace(file_s, origin=ASSUMED, note="as long as opening a file"),
             stream_bytes_per_s=replace(stream, note=stream.note or note),
@@ -203,6 +293,7 @@ class _Measurement:
             cold_share=sum(s * (1 - r) for s, r in known) / known_bytes if known_bytes else None,
             stat_s=stat_s,
         )
+        return speed if self._has_cold or storage.is_memory else _assume_cold(speed, storage)
 
     def _ask_sizes(self, files: list[tuple[str, int]]) -> Figure | None:
         times: list[float] = []
@@ -230,8 +321,6 @@ class _Measurement:
 
     def _describe(self, readings: list[_Reading], is_virtual: bool) -> str:
         words = [format_count(len(readings), "file")]
-        if not self._has_cold:
-            words.append("all were in memory already")
         if is_virtual:
             words.append("a virtual disk, which its host may cache")
         return ", ".join(words)
@@ -321,7 +410,7 @@ class _Measurement:
                 resident = measure_open_residency(descriptor, path) if size < _LARGE_BYTES else None
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the first bytes alone
                 os.pread(descriptor, _FIRST_BYTES, 0)
-                if resident is not None and resident <= _NOT_IN_MEMORY:
+                if resident is not None and resident <= NOT_IN_MEMORY:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
@@ -380,7 +469,7 @@ class _Measurement:
             thread.start()
         for thread in threads:
             thread.join()
-        return _find_rate(began, events, self._streams)
+        return find_rate(began, events, self._streams)
 
     def _read_inside(self, files: list[tuple[str, int]]) -> Figure | None:
         """Return what a read of a few KB takes, anywhere in a file that is open."""
@@ -403,7 +492,7 @@ class _Measurement:
                         times.append(time.perf_counter() - began)
                         if time.perf_counter() > deadline:
                             break
-                    if resident is not None and resident <= _NOT_IN_MEMORY:
+                    if resident is not None and resident <= NOT_IN_MEMORY:
                         os.posix_fadvise(descriptor, start, 0, os.POSIX_FADV_DONTNEED)
                 finally:
                     os.close(descriptor)
@@ -412,38 +501,6 @@ class _Measurement:
             if time.perf_counter() > deadline:
                 break
         return Figure.of_mean(times, format_count(len(times), "read")) if times else None
-
-    def _list_folders(self, paths: list[str], file_s: Figure) -> tuple[Figure, Figure] | None:
-        """Return what an entry takes and what a folder takes, from some folders; large ones in part."""
-        folders = {os.path.dirname(path) for path in paths[:1000]}
-        folders |= {os.path.dirname(folder) for folder in folders if folder != self._folder}
-        deadline = time.perf_counter() + _LIST * self._seconds
-        took: list[tuple[int, float]] = []
-        for folder in random.sample(sorted(folders), len(folders)):
-            began, entries = time.perf_counter(), 0
-            try:
-                with os.scandir(folder) as found:
-                    for entries, _ in enumerate(found, 1):
-                        if not entries % 256 and time.perf_counter() > deadline:
-                            break
-            except OSError:
-                continue
-            took.append((entries, time.perf_counter() - began))
-            if time.perf_counter() > deadline:
-                break
-        if not took:
-            return None
-        small = [seconds for entries, seconds in took if entries <= 20]
-        # Where all are large, a folder is opened as a file is.
-        folder_s = (
-            Figure.of_mean(small)
-            if small
-            else replace(file_s, origin=ASSUMED, note="as long as opening a file")
-        )
-        entries = sum(count for count, _ in took)
-        rest_s = sum(seconds for _, seconds in took) - len(took) * folder_s.value
-        per_entry = max(rest_s, 0.1 * sum(seconds for _, seconds in took)) / max(entries, 1)
-        return Figure.within(per_entry, 1.5, file_s.origin, format_count(len(took), "folder")), folder_s
 
     def _find_keeping(self, readings: list[_Reading], again: list[_Reading]) -> bool | None:
         if not self._has_cold:
@@ -467,7 +524,7 @@ def _pick_offsets(size_bytes: int, count: int) -> list[int]:
     return [block * _READ_BYTES for block in random.sample(blocks, min(count, len(blocks)))]
 
 
-def _find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:
+def find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:
     if not events:
         return None
     events.sort()
@@ -511,25 +568,13 @@ def _find_ratio(blocks: Sequence[tuple[int, float]]) -> Figure:
 
 def _find_slope(readings: Sequence[_Reading]) -> Figure | None:
     """Return seconds per byte from files of different sizes; None: it does not stand out from the noise."""
-    if len(readings) < 8:
+    sizes = np.array([r.size_bytes for r in readings], float)
+    if len(readings) < 8 or np.ptp(sizes) == 0:
         return None
-    points = [(r.size_bytes, r.open_s + r.read_s) for r in readings]
-    weights = [1 / took**2 for _, took in points]  # errors grow with the time
-    total = math.fsum(weights)
-    mean_size = math.fsum(w * size for w, (size, _) in zip(weights, points, strict=True)) / total
-    mean_took = math.fsum(w * took for w, (_, took) in zip(weights, points, strict=True)) / total
-    spread = math.fsum(w * (size - mean_size) ** 2 for w, (size, _) in zip(weights, points, strict=True))
-    both = math.fsum(
-        w * (size - mean_size) * (took - mean_took) for w, (size, took) in zip(weights, points, strict=True)
-    )
-    if spread <= 0 or both <= 0:
-        return None
-    slope = both / spread
-    squares = math.fsum(
-        w * (took - mean_took - slope * (size - mean_size)) ** 2
-        for w, (size, took) in zip(weights, points, strict=True)
-    )
-    error = 2 * math.sqrt(squares / (len(points) - 2) / spread)
+    took = np.array([r.open_s + r.read_s for r in readings])
+    # Errors grow with the time.
+    (slope, _), variances = np.polyfit(sizes, took, 1, w=1 / took, cov=True)
+    error = 2 * math.sqrt(variances[0, 0])
     return Figure(slope, slope - error, slope + error) if error < slope / 2 else None
 
 
@@ -539,3 +584,27 @@ def _bound(readings: Sequence[_Reading], total: Figure | None) -> tuple[Figure, 
     value = max(math.sqrt(low * total.value) if total else _USUAL_BYTES_PER_S, 2 * low)
     rate = Figure(value, low, max(total.value if total else 0.0, 5 * value), ASSUMED, _TOO_SMALL)
     return _find_file_s(readings, rate.value), rate
+
+
+def _assume_cold(speed: StoreSpeed, storage: Storage) -> StoreSpeed:
+    """Replace what memory gave by what such a disk may give: no faster than memory, which was seen."""
+    kind = _NETWORK if storage.is_network or storage.is_fuse else _SPINNING if storage.rotational else _FLASH
+
+    def slower(seen: Figure | None, usual_s: float) -> Figure | None:
+        if seen is None:
+            return None
+        value = max(usual_s, seen.value)
+        return Figure(value, max(value / kind.factor, seen.low), value * kind.factor, ASSUMED, NOT_SEEN)
+
+    def rate(seen: Figure, usual_per_s: float) -> Figure:
+        value = min(usual_per_s, seen.value)
+        return Figure(value, value / kind.factor, min(value * kind.factor, seen.high), ASSUMED, NOT_SEEN)
+
+    file_s = slower(speed.file_s, kind.file_s) or speed.file_s
+    return replace(
+        speed, file_s=file_s, read_s=slower(speed.read_s, kind.file_s / 2) or speed.read_s,
+        stat_s=slower(speed.stat_s, kind.file_s / 3),
+        stream_bytes_per_s=rate(speed.stream_bytes_per_s, kind.bytes_per_s),
+        total_bytes_per_s=rate(speed.total_bytes_per_s, 1.5 * kind.bytes_per_s),
+        files_per_s=rate(speed.files_per_s, speed.streams / kind.file_s / 2),
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that `bench machine` writes to a store, copies and reads: one large one, then many small ones.
+"""Files that are written to a folder to measure its disk, and read: one large one, then many small ones.
 
-All lie in one folder of its own below the folder that was named (files/own_folder.py).
+All lie in a folder of our own below the folder that was named (files/own_folder.py).
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feedrate.bench.results import CopyTime
-from feedrate.bench.rounds import Say
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import ASSUMED, Figure
 from feedrate.files.atomic import sync_file_system, writing
+from feedrate.lab.store import call_patiently, measure_store, measure_writes
 from feedrate.machine.disk import describe_storage, measure_room, try_to_reserve
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import StoreSpeed
-from feedrate.machine.store import call_patiently, measure_store, measure_writes
 from feedrate.units import format_bytes
 
 GB = 1_000_000_000
@@ -48,16 +46,7 @@ class Sizes(NamedTuple):
 
 FULL = Sizes(GB, 10_000, 100_000, 6.0, 4.0)
 QUICK = Sizes(GB // 8, 1_000, 100_000, 1.5, 1.5)
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A folder that was named. `inside`: the folder of our own below it."""
-
-    name: str
-    folder: Path
-    inside: Path
-    sizes: Sizes
+BRIEF = Sizes(48 << 20, 120, 16 << 10, 1.0, 1.0)  # what a plan has time for
 
 
 def check_store(folder: Path) -> None:
@@ -91,8 +80,7 @@ def choose_sizes(folder: Path, wanted: Sizes) -> Sizes:
     is_memory, why = describe_storage(folder).is_memory, ""
     for by in (1, 4, 16):
         sizes = wanted.divided(by)
-        # The large file and its copy are there at the same time; so are the small ones and theirs.
-        needed = 2 * max(sizes.file_bytes, sizes.files * sizes.each_bytes)
+        needed = max(sizes.file_bytes, sizes.files * sizes.each_bytes)
         with writing(folder / "files", needed):
             why = _find_lack(folder, sizes, needed, is_memory=is_memory)
         if not why:
@@ -113,29 +101,26 @@ def _find_lack(folder: Path, sizes: Sizes, needed: int, *, is_memory: bool) -> s
     return (failed.strerror or str(failed)).lower() if failed else ""
 
 
-def measure_files(store: Store, target: Store, say: Say) -> tuple[StoreSpeed, tuple[CopyTime, CopyTime]]:
-    """Write files to a store, copy them to another, or within it, and read them.
+def measure_files(inside: Path, sizes: Sizes, say: Callable[[str], None] = lambda _: None) -> StoreSpeed:
+    """Write files into a folder of our own, and read them from the disk.
 
     Raises:
         StorageError: the disk said no.
     """
-    sizes = store.sizes
-    with writing(store.inside / "files"):
-        say(f"{store.name}: one file of {format_bytes(sizes.file_bytes)}, written, copied, read")
-        large = store.inside / "large"
+    with writing(inside / "files"):
+        say(f"one file of {format_bytes(sizes.file_bytes)}, written, read")
+        large = inside / "large"
         written = _write_large(large, sizes)
-        one = _copy([(large, written)], store, target)
-        whole = measure_store(str(store.inside), [(str(large), written)], seconds=sizes.read_s)
+        whole = measure_store(str(inside), [(str(large), written)], seconds=sizes.read_s)
         large.unlink()
-        say(f"{store.name}: {sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, copied, read")
-        small = _write_small(store.inside / "small", sizes)
-        many = _copy(small, store, target)
+        say(f"{sizes.files:,} files of {format_bytes(sizes.each_bytes)}, written, read")
+        small = _write_small(inside / "small", sizes)
         files = [(str(path), size) for path, size in small]
-        apart = measure_store(str(store.inside), files, seconds=sizes.read_s)
-        shutil.rmtree(store.inside / "small")
-        rate, create_s = measure_writes(str(store.inside), seconds=sizes.read_s / 2)
-    speed = replace(_combine(whole, apart, sizes.each_bytes), write_bytes_per_s=rate, create_s=create_s)
-    return replace(speed, path=str(store.folder)), (one, many)
+        apart = measure_store(str(inside), files, seconds=sizes.read_s)
+        shutil.rmtree(inside / "small")
+        rate, create_s = measure_writes(str(inside), seconds=sizes.read_s / 2)
+    speed = _combine(whole, apart, sizes.each_bytes)
+    return replace(speed, write_bytes_per_s=rate, create_s=create_s)
 
 
 def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpeed:
@@ -150,7 +135,7 @@ def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpee
         warm = whole.warm_bytes_per_s
     return replace(
         whole, file_s=file_s, warm_file_s=warm_file_s, warm_bytes_per_s=warm, files_per_s=apart.files_per_s,
-        list_s=apart.list_s, folder_s=apart.folder_s, stat_s=apart.stat_s,
+        stat_s=apart.stat_s,
     )  # fmt: skip
 
 
@@ -200,42 +185,3 @@ def _drop(paths: Iterable[Path]) -> None:
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _copy(files: Sequence[tuple[Path, int]], store: Store, target: Store) -> CopyTime:
-    """Copy files one after another, through to the disk, as long as there is time; the copies go away."""
-    steps: list[tuple[int, float]] = []
-    with tempfile.TemporaryDirectory(prefix="copies-", dir=target.inside) as into:
-        began = last = time.perf_counter()
-        copied = (size for n, (path, _) in enumerate(files) for size in _copy_file(path, Path(into, str(n))))
-        for size in copied:
-            now = time.perf_counter()
-            steps.append((size, now - last))
-            last = now
-            if now - began > store.sizes.seconds:
-                break
-        sync_file_system(Path(into))
-        seconds = time.perf_counter() - began
-    _drop(path for path, _ in files)
-    size_bytes = sum(size for size, _ in steps)
-    spread = Figure.of_mean([took for _, took in steps])
-    note = "" if size_bytes > 0.99 * GB else f"from {format_bytes(size_bytes)}"
-    figure = spread.scaled(seconds * GB / size_bytes / spread.value)
-    files_per_gb = 1 if len(files) == 1 else GB // store.sizes.each_bytes
-    return CopyTime(store.name, target.name, files_per_gb, replace(figure, note=note))
-
-
-def _copy_file(source: Path, target: Path) -> Iterator[int]:
-    """Yield the bytes of each step: of a small file there is one."""
-    buffer = bytearray(_BLOCK_BYTES)
-    with open(source, "rb", buffering=0) as here, open(target, "xb", buffering=0) as there:
-        step = 0
-        while got := here.readinto(buffer):
-            there.write(memoryview(buffer)[:got])
-            step += got
-            if step >= _CHUNK_BYTES:
-                os.fdatasync(there.fileno())
-                yield step
-                step = 0
-        if step:
-            yield step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that are made one ahead of their use."""
+"""Calls that are made one ahead of their use, and calls of which some may hang."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from feedrate.one_ahead import one_ahead
+from feedrate.calls import map_in_time, one_ahead
 
 
 class Calls:
@@ -76,3 +76,38 @@ def test_calls_that_cannot_be_named_end_it() -> None:
     with pytest.raises(ValueError, match="no more"):
         list(one_ahead(broken()))
     assert threading.active_count() == before
+
+
+def test_what_calls_return_comes_as_they_end() -> None:
+    assert sorted(map_in_time(lambda n: n * n, range(20), threads=4, seconds=60)) == [
+        n * n for n in range(20)
+    ]
+
+
+def test_a_call_that_hangs_is_given_up_and_the_others_are_heard() -> None:
+    forever = threading.Event()
+    try:
+        found = map_in_time(
+            lambda n: forever.wait() if n == 3 else n, range(6), threads=6, seconds=0.0001, hang_s=0.3
+        )
+        assert 3 not in list(found)
+    finally:
+        forever.set()
+
+
+def test_no_call_begins_when_the_time_is_over() -> None:
+    assert list(map_in_time(lambda n: n, range(5), threads=2, seconds=0.0)) == []
+
+
+def test_what_a_call_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(map_in_time(lambda n: 1 // n, [0], threads=1, seconds=60))
+
+
+def test_who_stops_early_leaves_the_rest_undone() -> None:
+    done: list[int] = []
+    items = iter(range(1_000_000))
+    found = map_in_time(done.append, items, threads=1, seconds=60)
+    next(found)
+    found.close()
+    assert next(items) < 1_000_000 - 1
