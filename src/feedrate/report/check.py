@@ -33,7 +33,7 @@ def draw_unpack(result: UnpackResult, width: int | None = None) -> str:
 def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
-    lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
+    lines: list[Line] = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
     if result.pixels:
         lines.append(f"{'samples' if is_mapped(result.pixels) else 'pixels'} are {result.pixels}")
     lines += [_extra_line(name) for name in result.extra_files]
@@ -61,7 +61,7 @@ def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     return lay_out(lines, width)
 
 
-def _comparison_lines(found: PixelComparison) -> list[Line]:
+def _comparison_lines(found: PixelComparison) -> list[tuple[str, str]]:
     images, equal = format_count(found.images, "image"), found.equal_images
     rows = [("pixels", f"{images} compared with Pillow, on random crops; {equal:,} equal throughout")]
     if found.mean_psnr_db is not None:
@@ -76,7 +76,7 @@ def _comparison_lines(found: PixelComparison) -> list[Line]:
         rows.append(("", f"{count} through Pillow anyway, which proves nothing ({why})"))
     if not found.outside and found.images:
         rows.append(("", "Pillow's pixels, but for rounding"))
-    return list(rows)
+    return rows
 
 
 def _say_exactly(share: float) -> str:
