@@ -19,9 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate import PackOptions, pack
-from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
 from feedrate.demo.run import write_photographs
 from feedrate.lab.child import run_in_process
+from feedrate.lab.loader import FILES, NAMES, PACK, FeedOptions
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from feedrate import PackOptions, Recode, pack
-from feedrate.bench.loader import PACK, FeedOptions
+from feedrate.bench.loader import Contestant, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
-from feedrate.bench.rounds import Contestant, run_rounds, sum_up
+from feedrate.lab.loader import PACK, FeedOptions
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.stats import median_ratio
@@ -49,7 +49,7 @@ def main() -> int:
         feed = FeedOptions(arguments.batch_size, arguments.threads, repeat=repeat)
         contestants = [
             Contestant(
-                name, "feedrate.bench.loader:drain",
+                name, "feedrate.lab.loader:drain",
                 {"kind": PACK, "path": result.target, "epochs": arguments.epochs, "options": asdict(feed)},
             )
             for name, result in packed.items()

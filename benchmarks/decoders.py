@@ -35,22 +35,16 @@ from PIL import Image
 from threads import say
 
 from feedrate import kernel
+from feedrate.draws import pick
 from feedrate.errors import SourceError
 from feedrate.filters import BILINEAR, FILTERS
 from feedrate.format.manifest import is_pack
 from feedrate.kernel import I64, U8, Ranges
 from feedrate.kernel.pillow import Box
+from feedrate.lab.decode import Samples, compare_pixels, decode_as_torchvision, open_files, open_pack
 from feedrate.lab.photographs import CLASSES, F32, cut_texture, draw_scene, make_photograph
 from feedrate.loader.geometry import Geometry
 from feedrate.loader.packs import open_pack as open_anywhere
-from feedrate.loader.samples import (
-    Samples,
-    compare_pixels,
-    decode_as_torchvision,
-    open_files,
-    open_pack,
-    pick,
-)
 from feedrate.machine.describe import describe_machine
 from feedrate.machine.results import Machine
 from feedrate.progress import Rejection

@@ -26,10 +26,10 @@ from typing import Any
 from peer_feeds.task import Task, list_jpegs
 
 from feedrate import PackOptions, Recode, pack
-from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions
+from feedrate.bench.loader import Contestant, compare, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
-from feedrate.bench.rounds import Contestant, compare, run_rounds, sum_up
 from feedrate.lab.child import RunFailed, run_in_process
+from feedrate.lab.loader import FILES, NAMES, PACK, FeedOptions
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.units import format_bytes, format_rate, format_seconds
@@ -176,7 +176,7 @@ def line_up(
     """Return who runs, in which order, and the Python of each function that needs another one than ours."""
     feed = asdict(FeedOptions(task.batch_size, task.threads, task.side, repeat=task.repeat))
     contestants = [
-        Contestant(NAMES[FILES], "feedrate.bench.loader:drain",
+        Contestant(NAMES[FILES], "feedrate.lab.loader:drain",
                    {"kind": FILES, "path": task.folder, "epochs": epochs, "options": feed})
     ]  # fmt: skip
     for name in dict.fromkeys([ORIGINALS, *(entry.peer.against for entry in entries)]):
@@ -186,7 +186,7 @@ def line_up(
         if result.samples != images:
             say(f"note: {result.samples} images in the pack, {images} JPEGs for the others")
         contestants.append(
-            Contestant(name, "feedrate.bench.loader:drain",
+            Contestant(name, "feedrate.lab.loader:drain",
                        {"kind": PACK, "path": str(target), "epochs": epochs, "options": feed})
         )  # fmt: skip
     pythons = {}

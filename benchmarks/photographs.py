@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from feedrate.bench.loader import list_images
+from feedrate.lab.loader import list_images
 from feedrate.lab.photographs import make_photographs
 from feedrate.machine.describe import describe_machine
 from feedrate.stats import median

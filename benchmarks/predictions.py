@@ -250,7 +250,7 @@ def run_epochs(path: str, batch_size: int, workers: int | None, is_cached: bool,
     if workers is None:
         feed = open_loader(path, batch_size, is_cached, options)
     else:
-        from feedrate.bench.loader import FeedOptions, FileFeed
+        from feedrate.lab.loader import FeedOptions, FileFeed
 
         files = FileFeed(path, FeedOptions(batch_size, workers, SIDE))
         feed = iter(lambda: files.epoch(0), None)

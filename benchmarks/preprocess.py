@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from feedrate import PackOptions, Recode, pack
-from feedrate.bench.loader import PACK, FeedOptions
-from feedrate.bench.rounds import Contestant, run_rounds, sum_up
+from feedrate.bench.loader import Contestant, run_rounds, sum_up
+from feedrate.lab.loader import PACK, FeedOptions
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 from feedrate.packing.results import PackResult
@@ -73,7 +73,7 @@ def main() -> int:
         feed = FeedOptions(arguments.batch_size, arguments.threads)
         how = {"kind": PACK, "epochs": arguments.epochs, "options": asdict(feed)}
         contestants = [
-            Contestant(name, "feedrate.bench.loader:drain", {**how, "path": result.target})
+            Contestant(name, "feedrate.lab.loader:drain", {**how, "path": result.target})
             for name, result in packed.items()
         ]
         runs = run_rounds(contestants, arguments.rounds, say=lambda text: print(text, file=sys.stderr))

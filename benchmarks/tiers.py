@@ -28,7 +28,7 @@ from PIL import Image
 
 import feedrate
 from feedrate import PackOptions, pack
-from feedrate.bench.loader import list_images
+from feedrate.lab.loader import list_images
 from feedrate.machine.describe import describe_machine
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from nvidia.dali import fn, pipeline_def, types
 
-from feedrate.bench.rounds import Readings
+from feedrate.lab.child import Readings
 from peer_feeds.task import RATIO, SCALE, TRIES, Batch, Stream, Task, drain
 
 

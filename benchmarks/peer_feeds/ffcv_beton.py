@@ -13,7 +13,7 @@ from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor, ToTorchImag
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from feedrate.bench.rounds import Readings
+from feedrate.lab.child import Readings
 from peer_feeds.task import RATIO, SCALE, Batch, Task, drain
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 
-from feedrate.bench.rounds import Readings
+from feedrate.lab.child import Readings
 from peer_feeds.task import Epochs, Task, drain
 from peer_feeds.turbo import decode_crop
 

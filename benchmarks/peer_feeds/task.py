@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feedrate.bench.rounds import Feed, Readings, measure
+from feedrate.lab.child import Feed, Readings, measure
 
 SUFFIXES = (".jpg", ".jpeg")
 SCALE = (0.08, 1.0)

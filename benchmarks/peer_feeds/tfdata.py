@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from feedrate.bench.rounds import Readings
+from feedrate.lab.child import Readings
 from peer_feeds.task import RATIO, SCALE, TRIES, Stream, Task, drain
 
 

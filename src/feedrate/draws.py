@@ -153,3 +153,10 @@ def draw_crop(width: int, height: int) -> tuple[int, int, int, int]:
     h = min(height, round(width / _RATIO[0]))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+def pick(count: int, wanted: int, seed: int) -> I64:
+    """Return up to `wanted` of the numbers below `count`, in ascending order."""
+    if wanted >= count:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, wanted, replace=False)).astype(np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench.rounds import Contestant, compare, run_rounds, sum_up
+from feedrate.bench.loader import Contestant, compare, run_rounds, sum_up
 from feedrate.lab.child import RunFailed
 
 

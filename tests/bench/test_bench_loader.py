@@ -12,18 +12,12 @@ import numpy as np
 import pytest
 
 from feedrate import PackOptions, Recode, pack
-from feedrate.bench.loader import (
-    BenchOptions,
-    FeedOptions,
-    bench_loader,
-    drain,
-    draw_crop,
-    list_images,
-    make_feed,
-)
+from feedrate.bench.loader import BenchOptions, bench_loader
 from feedrate.demo.run import write_photographs
+from feedrate.draws import draw_crop
 from feedrate.errors import PackError, SourceError, UsageError
-from feedrate.loader.samples import check_pixels
+from feedrate.lab.decode import check_pixels
+from feedrate.lab.loader import FeedOptions, drain, list_images, make_feed
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +29,7 @@ def files_and_pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def fake_runner(function: str, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    assert function == "feedrate.bench.loader:drain"
+    assert function == "feedrate.lab.loader:drain"
     seconds = 4.0 if arguments["kind"] == "files" else 1.0
     images = 20 * arguments["options"]["repeat"]
     readings = {

@@ -287,7 +287,7 @@ def test_an_option_that_is_gone_is_a_sentence(option: str, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main(["bench", "machine", option, "a.json"])
     said = capsys.readouterr().err
-    assert said.startswith(f"error: 'feedrate bench {option}' is gone")
+    assert said.startswith(f"error: 'feedrate bench machine {option}' is gone")
     assert "hint: " in said
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from feedrate.bench.loader import list_images
 from feedrate.demo.run import DemoOptions, run_demo, write_photographs
 from feedrate.errors import AlreadyExists, MissingExtra, StorageError, UsageError
+from feedrate.lab.loader import list_images
 from feedrate.lab.photographs import CLASSES
 
 Usage = namedtuple("Usage", "total used free")

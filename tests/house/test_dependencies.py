@@ -66,8 +66,6 @@ def test_loading_needs_numpy_and_pillow_alone(bare: list[str], tmp_path: Path) -
     [
         ("verify PACK", "pyarrow"),
         ("split PACK a=0.5 b=0.5", "pyarrow"),
-        ("demo", "rich"),
-        ("bench machine", "rich"),
     ],
 )
 def test_a_command_that_needs_more_says_what_to_install(

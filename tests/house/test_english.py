@@ -31,7 +31,7 @@ OTHERS_SAY = {
     ("bench/turns.py", "'DataLoader worker'"): "torch, in its error",
     ("remote/addresses.py", "'support range requests'"): "fsspec, in its error",
     ("doctor/hook/feedrate_hook/guard/kernel.py", "' (deleted)'"): "Linux, in /proc",
-    ("doctor/hook/feedrate_hook/guard/scope.py", "' (deleted)'"): "Linux, in /proc",
+    ("doctor/hook/feedrate_hook/guard/guard.py", "' (deleted)'"): "Linux, in /proc",
     ("watch/devices.py", "' (deleted)'"): "Linux, in /proc",
     ("machine/describe.py", "'model name'"): "Linux, in /proc/cpuinfo",
     ("machine/process.py", "'some '"): "Linux, in /proc/pressure",

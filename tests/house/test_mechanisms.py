@@ -104,10 +104,8 @@ def test_a_mechanism_stands_in_its_named_files_only(mechanism: str) -> None:
 # A stopwatch stands where its numbers are judged, and not beside each thing that is timed.
 WATCHED = ("lab/", "machine/", "hooking/", "run/", "doctor/hook/", "doctor/run/", "loader/pipeline.py")
 STILL_TIMED = {
-    "bench/machine.py", "bench/rounds.py", "bench/speedtest.py", "bench/stores.py", "bench/subset.py",
-    "bench/turns.py", "cli/speedtest.py", "demo/run.py", "doctor/analyse/data_files.py",
-    "doctor/analyse/machine.py", "loader/threads.py", "loader/trial.py", "packing/build/mapper.py",
-    "plan/survey.py", "plan/trial.py",
+    "bench/machine.py", "bench/stores.py", "doctor/analyse/data_files.py", "doctor/analyse/machine.py",
+    "loader/threads.py", "packing/build/mapper.py", "plan/survey.py", "plan/trial.py",
 }  # fmt: skip
 
 

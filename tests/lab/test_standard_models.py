@@ -17,7 +17,6 @@ from feedrate.lab.device import (  # noqa: E402
     MODELS,
     Choice,
     choose_device,
-    count_step_bytes,
     make_model,
     measure_model,
 )
@@ -90,7 +89,6 @@ def test_the_rate_has_an_interval_and_says_how_it_was_measured(training: bool) -
     rate = measure(training=training)
     assert 0 < rate.low <= rate.images_per_s <= rate.high
     assert (rate.batch_size, rate.image_side, rate.dtype, rate.training) == (4, 32, "float32", training)
-    assert rate.cpu_s_per_image >= 0
 
 
 def test_the_first_steps_are_not_counted() -> None:
@@ -131,17 +129,6 @@ def test_when_not_even_one_image_fits_that_is_said() -> None:
 def test_another_error_of_a_model_is_not_taken_for_too_little_memory() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         measure(training=False, make=lambda *_, **__: torch.nn.Linear(3, 3))
-
-
-def test_a_batch_for_the_cpu_is_halved_before_it_takes_half_of_the_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(), make_small(""))
-    model[2][2] = torch.nn.Linear(8 * 16, 1000)
-    per_image = count_step_bytes(model, 32)
-    assert per_image >= 4 * 32 * 32 * 8  # what the first layer gives, in float32
-    monkeypatch.setattr("feedrate.lab.device.count_usable_memory_bytes", lambda: 2 * 5 * per_image)
-    assert measure(batch_size=16, make=lambda *_, **__: model).batch_size == 4
 
 
 class FakeGpu:

@@ -19,7 +19,7 @@ from feedrate import PackOptions, index, pack
 from feedrate.errors import FeedrateError, NotFound, SourceError, StorageError
 from feedrate.figures import Figure
 from feedrate.lab import samples, store
-from feedrate.loader import trial as loader_trial
+from feedrate.lab import trial as loader_trial
 from feedrate.machine.disk import describe_storage
 from feedrate.plan import contents, survey
 from feedrate.plan.contents import _estimate_samples, _Looked
@@ -297,7 +297,7 @@ def test_a_cache_that_cannot_be_tried_leaves_the_rest_of_the_survey(
     def try_cache(*_: object) -> tuple[float, float]:
         raise MemoryError
 
-    monkeypatch.setattr("feedrate.loader.trial.try_cache", try_cache)
+    monkeypatch.setattr("feedrate.lab.trial.try_cache", try_cache)
     found = look(images)
     assert (found.whole_s, found.cached_s) == (None, None)
     assert found.feedrate_s is not None
@@ -317,7 +317,7 @@ def test_pillow_that_cannot_be_tried_is_noted(images: Path, monkeypatch: pytest.
 def test_cores_help_a_loader_that_cannot_be_tried_as_they_help_pillow(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedrate.loader.trial.try_loader", lambda *_: (None, "it failed"))
+    monkeypatch.setattr("feedrate.lab.trial.try_loader", lambda *_: (None, "it failed"))
     found = look(images)
     assert found.feedrate_s is None
     assert found.feedrate_cores == found.pillow_cores

@@ -1,41 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
 """`feedrate bench loader`: files through torch's DataLoader against a pack through feedrate.Loader.
 
-The one of files is the loader that everybody starts with: Pillow and torch's DataLoader with worker
-processes. It is written as torchvision's ImageFolder and RandomResizedCrop do it, without torchvision and its
-detours: crop and resize in Pillow, one array per image, uint8 to the end. Each runs in a fresh process, which
-imports this module; so what only the command needs is imported by `bench_loader`.
+The contestants run in turn, each time in a fresh process, and their runs are summed up; `demo` does the same
+with a network that is trained.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-from PIL import Image
+from feedrate.bench.results import BenchResult, BenchRun, Standing
+from feedrate.errors import PackError, UsageError
+from feedrate.format.fields import Coding, Kind
+from feedrate.format.manifest import read_manifest
+from feedrate.lab.child import RunFailed, run_in_process
+from feedrate.lab.decode import check_pixels
+from feedrate.lab.loader import FILES, NAMES, PACK, FeedOptions
+from feedrate.machine.describe import describe_machine
+from feedrate.stats import median, median_ratio, spread
 
-from feedrate.bench.rounds import Contestant, Readings, Runner, Say, compare, measure, run_rounds, sum_up
-from feedrate.draws import draw_crop
-from feedrate.errors import MissingExtra, PackError, UsageError
-from feedrate.kernel import I64, U8
-from feedrate.lab.child import run_in_process
-from feedrate.source.folders import find_images
+Say = Callable[[str], None]
+Runner = Callable[[str, Mapping[str, object]], tuple[dict[str, Any], int]]
 
-if TYPE_CHECKING:
-    import torch
-
-    from feedrate.bench.results import BenchResult
-
-FILES, PACK = "files", "pack"
-NAMES = {FILES: "DataLoader + Pillow", PACK: "feedrate"}
 # Below this an epoch takes so little time that the change from one to the next is what one measures.
 SHORTEST_EPOCH_IMAGES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A function `module:name` that returns `Readings`, and what to call it with."""
+
+    name: str
+    function: str
+    arguments: Mapping[str, object]
+
+
+def run_rounds(
+    contestants: Sequence[Contestant], rounds: int, *, say: Say, runner: Runner = run_in_process
+) -> tuple[BenchRun, ...]:
+    """Run A B A B ...: neighbours in time see the same machine, so their ratio is steadier than their rates.
+
+    Raises:
+        RunFailed: a process ended without a result; names the contestant.
+    """
+    runs = []
+    for number in range(rounds):
+        for contestant in contestants:
+            say(contestant.name + (f", round {number + 1} of {rounds}" if rounds > 1 else ""))
+            try:
+                readings, peak_bytes = runner(contestant.function, contestant.arguments)
+            except RunFailed as error:
+                raise RunFailed(f"{contestant.name}: {error.message}", hint=error.hint) from None
+            readings = readings | {name: tuple(readings[name]) for name in ("images", "seconds")}
+            runs.append(BenchRun(contestant.name, number, **readings, peak_memory_bytes=peak_bytes))
+    return tuple(runs)
+
+
+def sum_up(name: str, runs: Sequence[BenchRun]) -> Standing:
+    mine = [run for run in runs if run.contestant == name]
+    rates = [n / s for run in mine for n, s in zip(run.images, run.seconds, strict=True)]
+    slow, fast = spread(rates)
+    accuracies = [run.accuracy for run in mine if run.accuracy is not None]
+    names = ("images_per_s", "wait_s", "wait_share", "cpu_s_per_image", "first_batch_s")
+    return Standing(
+        contestant=name,
+        slow_images_per_s=slow,
+        fast_images_per_s=fast,
+        peak_memory_bytes=int(median(run.peak_memory_bytes for run in mine)),
+        accuracy=median(accuracies) if accuracies else None,
+        **{one: median(getattr(run, one) for run in mine) for one in names},
+    )
+
+
+def compare(after: str, before: str, runs: Sequence[BenchRun]) -> float:
+    """Return how many times as many images per second `after` gave as `before`, round by round."""
+    return median_ratio(
+        [run.images_per_s for run in runs if run.contestant == after],
+        [run.images_per_s for run in runs if run.contestant == before],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +107,6 @@ def bench_loader(
     Args:
         source: the dataset as the user named it, for the report.
     """
-    from feedrate.bench.results import BenchResult
-    from feedrate.format.fields import Coding, Kind
-    from feedrate.format.manifest import read_manifest
-    from feedrate.loader.samples import check_pixels
-    from feedrate.machine.describe import describe_machine
-
     manifest = read_manifest(pack)
     image = manifest.field("image")
     if image is None or image.kind is not Kind.IMAGE:
@@ -82,7 +121,7 @@ def bench_loader(
     feed = FeedOptions(options.batch_size, options.threads, options.side, repeat=repeat)
     contestants = [
         Contestant(
-            NAMES[kind], "feedrate.bench.loader:drain",
+            NAMES[kind], "feedrate.lab.loader:drain",
             {"kind": kind, "path": path, "epochs": options.epochs, "options": asdict(feed)},
         )
         for kind, path in ((FILES, files), (PACK, pack))
@@ -103,145 +142,3 @@ def bench_loader(
         runs=runs,
         machine=describe_machine(),
     )
-
-
-def list_images(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
-    """Return (path, label) of every image under `root`; the label is the number of its top folder."""
-    top = Path(root)
-    paths = find_images([top])
-    classes = [Path(path).relative_to(top).parts[0] if Path(path).parent != top else "" for path in paths]
-    numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
-    return [(path, numbers[name]) for path, name in zip(paths, classes, strict=True)]
-
-
-class ImageFiles:
-    """A map-style dataset of (uint8 height x width x 3, label): cropped, resized and flipped at random."""
-
-    def __init__(self, images: Sequence[tuple[str, int]], side: int) -> None:
-        self.images = images
-        self.side = side
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        import torch
-
-        path, label = self.images[number]
-        with open(path, "rb") as file:
-            image: Image.Image = Image.open(file).convert("RGB")
-        return torch.from_numpy(self.augment(image)), label
-
-    def augment(self, image: Image.Image) -> U8:
-        image = image.crop(draw_crop(*image.size)).resize((self.side, self.side), Image.Resampling.BILINEAR)
-        if random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return np.array(image)
-
-
-@dataclass(frozen=True, slots=True)
-class FeedOptions:
-    """What both contestants are given alike.
-
-    Attributes:
-        repeat: how often each image comes per epoch: small datasets make epochs too short to time.
-        device: where the training is; batches for a GPU come from memory that it can copy by itself, or are
-            there already. None: nothing is trained.
-    """
-
-    batch_size: int
-    threads: int
-    side: int = 224
-    seed: int = 0
-    repeat: int = 1
-    device: str | None = None
-
-    @property
-    def is_for_gpu(self) -> bool:
-        return self.device is not None and self.device.startswith("cuda")
-
-
-class FileFeed:
-    """Shuffled batches of (uint8 N x C x H x W, labels) from image files."""
-
-    def __init__(self, root: str, options: FeedOptions) -> None:
-        import torch
-
-        self._loader: Any = torch.utils.data.DataLoader(
-            ImageFiles(list_images(root) * options.repeat, options.side),  # type: ignore[arg-type, unused-ignore]
-            batch_size=options.batch_size,
-            shuffle=True,
-            num_workers=options.threads,
-            persistent_workers=True,
-            pin_memory=options.is_for_gpu,
-            generator=torch.Generator().manual_seed(options.seed),
-        )
-
-    def epoch(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # noqa: ARG002 - the generator goes on
-        for images, labels in self._loader:
-            yield images.permute(0, 3, 1, 2), labels
-
-    def close(self) -> None:
-        self._loader = None  # workers end with the last reference
-
-
-class PackFeed:
-    """Shuffled batches of (uint8 N x C x H x W, labels) from a pack; `loader` tells what it did."""
-
-    def __init__(self, pack: str, options: FeedOptions) -> None:
-        import feedrate
-        from feedrate.format.manifest import read_manifest
-
-        manifest = read_manifest(pack)
-        repeated = np.arange(manifest.samples * options.repeat) // options.repeat
-        self.loader = feedrate.Loader(
-            pack,
-            split="all",
-            batch_size=options.batch_size,
-            shuffle=True,
-            seed=options.seed,
-            # A flat folder has no labels to load.
-            fields=("image", "label") if manifest.field("label") else ("image",),
-            image=feedrate.RandomResizedCrop(options.side),
-            flip=True,
-            depth="clip",  # as Pillow beside it
-            threads=options.threads,
-            device=options.device if options.is_for_gpu else None,
-            # Alone, whatever the launcher: each process measures its own machine.
-            rank=0,
-            world_size=1,
-            # A dataset that is large enough goes the way that a training takes.
-            order=None if options.repeat == 1 else lambda epoch: _shuffled(repeated, options.seed, epoch),
-        )
-
-    def epoch(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # noqa: ARG002 - the loader counts itself
-        return iter(self.loader)
-
-    def close(self) -> None:
-        self.loader.close()
-
-
-def _shuffled(positions: I64, seed: int, epoch: int) -> I64:
-    return np.random.default_rng((seed, epoch)).permutation(positions)
-
-
-def make_feed(kind: str, path: str, options: FeedOptions) -> FileFeed | PackFeed:
-    return PackFeed(path, options) if kind == PACK else FileFeed(path, options)
-
-
-def drain(kind: str, path: str, epochs: int, options: dict[str, Any]) -> Readings:
-    """Take batches and do nothing with them: what the loader could give."""
-    import torch  # noqa: F401 - importing it belongs to nobody's first batch
-
-    feed = FeedOptions(**options)
-    return measure(lambda: make_feed(kind, path, feed), lambda batch: len(batch[0]), epochs=epochs)
-
-
-def require_torch(what: str) -> None:
-    """Raises MissingExtra with the line to type when torch is not installed; does not import it."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        raise MissingExtra(
-            f"{what} needs torch, which is not installed", hint="pip install 'feedrate[torch]'"
-        )

@@ -21,20 +21,21 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.arrays import U8
+from feedrate.bench.loader import Say
 from feedrate.bench.results import MachineResult
-from feedrate.bench.rounds import Clock, Say
 from feedrate.errors import FeedrateError, UsageError
 from feedrate.figures import Figure
 from feedrate.files.atomic import writing
 from feedrate.files.own_folder import own_folder
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import compile_source
+from feedrate.lab.child import Clock
+from feedrate.lab.decode import Samples, decode_as_torchvision, open_files
 from feedrate.lab.device import BATCH_SIZE, choose_device, describe_device, measure_model
 from feedrate.lab.photographs import make_photograph
 from feedrate.lab.store import Neighbours
 from feedrate.lab.trial_files import FULL, QUICK, Sizes, check_store, choose_sizes, measure_files
 from feedrate.loader.geometry import Geometry
-from feedrate.loader.samples import Samples, decode_as_torchvision, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
 from feedrate.machine.disk import describe_storage, find_scratch

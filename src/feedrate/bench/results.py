@@ -37,6 +37,10 @@ class BenchRun:
         return sum(self.images) / sum(self.seconds)
 
     @property
+    def wait_share(self) -> float:
+        return self.wait_s / sum(self.seconds)
+
+    @property
     def cpu_s_per_image(self) -> float:
         return self.cpu_s / sum(self.images)
 

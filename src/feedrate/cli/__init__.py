@@ -185,12 +185,17 @@ class Parser(argparse.ArgumentParser):
         words = f"{self.prog} {first}".partition(" ")[2].strip()
         # argparse leaves out of its message the "--" that stood before a command.
         options = [word.split("=")[0] for word in self._typed]
-        gone_options = [option for option in options if (words, option) in gone.OPTIONS]
+        line = f"{self.prog} {' '.join(options)} ".partition(" ")[2]
+        gone_options = [
+            (command, option)
+            for command, option in gone.OPTIONS
+            if option in options and line.startswith(f"{command} ")
+        ]
         if is_no_command and words in gone.COMMANDS:
             message, hint = f"'feedrate {words}' is gone", gone.COMMANDS[words]
         elif is_unknown and gone_options:
-            message = f"'feedrate {words} {gone_options[0]}' is gone"
-            hint = gone.OPTIONS[words, gone_options[0]]
+            message = f"'feedrate {' '.join(gone_options[0])}' is gone"
+            hint = gone.OPTIONS[gone_options[0]]
         elif is_unknown and first.startswith("-"):
             message = f"{first} stands before the command"
             hint = f"options come after it: {self.prog} COMMAND ... {first}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from feedrate.cli.arguments import add_size, positive
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
-from feedrate.errors import NotFound, SourceError, StorageError, need
+from feedrate.errors import NotFound, SourceError, StorageError
 
 
 # fmt: off
@@ -51,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    need("rich")  # for the tables: said before the work
     code: int = arguments.measure(arguments)
     return code
 
@@ -65,7 +64,8 @@ def run_loader(arguments: argparse.Namespace) -> int:
     CPU time per image, memory, the time to the first batch, and whether the pixels agree.
     For it a folder is packed, and a pack or an archive unpacked, into a temporary folder.
     """
-    from feedrate.bench.loader import BenchOptions, bench_loader, require_torch
+    from feedrate.bench.loader import BenchOptions, bench_loader
+    from feedrate.lab.loader import require_torch
     from feedrate.machine.cpu import count_usable_cores
     from feedrate.report.bench import draw_bench
 

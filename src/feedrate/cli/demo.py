@@ -15,7 +15,6 @@ from pathlib import Path
 
 from feedrate.cli.arguments import positive
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
-from feedrate.errors import need
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    need("rich")
     from feedrate.demo.run import DemoOptions, run_demo
     from feedrate.report.bench import draw_demo
 

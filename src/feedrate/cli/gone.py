@@ -15,14 +15,14 @@ COMMANDS: dict[str, str] = {
     "warm": "load a pack into memory: feedrate stage PACK --warm",
 }
 
-# The first word after `feedrate`, and an option -> what to type instead.
+# The words after `feedrate`, and an option -> what to type instead.
 OPTIONS: dict[tuple[str, str], str] = {
     ("index", "--to"): "name the folder in the second word: feedrate index PATH TARGET",
     ("pack", "--html"): "look at the pack: feedrate ls PACK --html PAGE",
     ("stage", "--to"): "name the folder as elsewhere: feedrate stage SOURCE --scratch DIR",
     ("stage", "--nodes"): "start it on each node of the job: srun --ntasks-per-node=1 feedrate stage SOURCE",
-    ("bench", "--compare"): "lay what --json writes side by side: feedrate bench machine --json PATH",
-    ("bench", "--markdown"): "share what --json writes: feedrate bench machine --json PATH",
+    ("bench machine", "--compare"): "lay its files side by side: feedrate bench machine --json PATH",
+    ("bench machine", "--markdown"): "share what --json writes: feedrate bench machine --json PATH",
     ("speedtest", "--seconds"): "leave it out, or see fewer steps: feedrate speedtest --quick",
     ("watch", "--"): "start it by itself, and watch it: python train.py & feedrate watch $!",
     ("plan", "--machines"): "plan for each kind of node: feedrate plan DATASET --what-if cores=64 gpu=4xA100",

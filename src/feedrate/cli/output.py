@@ -154,21 +154,12 @@ def show(text: str, stream: TextIO | None = None) -> None:
     stream.write(text)
 
 
-def show_result(draw: Callable[..., Any], result: Any, stream: TextIO | None = None) -> None:
-    """Draw a result whose texts cannot break a line in two, and so say what feedrate does not.
-
-    What is drawn is a text, or for tables with a style something that rich prints.
-    """
+def show_result(draw: Callable[..., str], result: Any, stream: TextIO | None = None) -> None:
+    """Draw a result whose texts cannot break a line in two, and so say what feedrate does not."""
     from feedrate.report.lines import count_columns
 
     stream = stream or sys.stdout
-    drawn = draw(clean_values(result), width=count_columns(stream))
-    if isinstance(drawn, str):
-        show(drawn, stream)
-    else:
-        from rich.console import Console
-
-        Console(file=stream).print(drawn)
+    show(draw(clean_values(result), width=count_columns(stream)), stream)
 
 
 def clean_values(value: Any) -> Any:

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feedrate.bench.loader import require_torch
+    from feedrate.lab.loader import require_torch
 
     require_torch("the speed test trains a model, so it")
     from feedrate.demo.speedtest import SpeedOptions, run_speedtest

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from feedrate.bench.loader import FILES, NAMES, PACK, FeedOptions, require_torch
+from feedrate.bench.loader import Contestant, Runner, Say, compare, run_rounds, sum_up
 from feedrate.bench.results import BenchRun
-from feedrate.bench.rounds import Contestant, Runner, Say, compare, run_rounds, sum_up
 from feedrate.demo.results import DemoResult
 from feedrate.errors import AlreadyExists, StorageError, UsageError
 from feedrate.lab.child import run_in_process
+from feedrate.lab.loader import FILES, NAMES, PACK, FeedOptions, require_torch
 from feedrate.lab.photographs import CLASSES, write_photographs
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
@@ -49,13 +48,7 @@ class DemoOptions:
         return max(len(CLASSES), self.images // 4)
 
 
-def run_demo(
-    options: DemoOptions,
-    *,
-    say: Say,
-    runner: Runner = run_in_process,
-    clock: Callable[[], float] = time.perf_counter,
-) -> DemoResult:
+def run_demo(options: DemoOptions, *, say: Say, runner: Runner = run_in_process) -> DemoResult:
     """Make images, train on the files, pack them, train on the pack.
 
     Raises:
@@ -73,9 +66,7 @@ def run_demo(
         write_photographs(held_out, options.held_out, seed=SEED + 1)
         runs = _train(FILES, files, options, held_out, say=say, runner=runner)
         say(f"packing the {format_bytes(image_bytes)} of images into {target}")
-        started = clock()
-        pack(files, target, PackOptions())
-        pack_s = clock() - started
+        pack_s = pack(files, target, PackOptions()).seconds
         say(f"packed in {format_seconds(pack_s)}")
         runs += _train(PACK, target, options, held_out, say=say, runner=runner)
         return DemoResult(

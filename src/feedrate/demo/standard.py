@@ -19,9 +19,9 @@ if __name__ == "__main__":  # modules come from where feedrate is, not from the 
 
 import torch
 
-from feedrate.bench.loader import FILES, PACK, FeedOptions, list_images, make_feed
 from feedrate.format.manifest import is_pack, read_manifest
 from feedrate.lab.device import Step, choose_device, make_model
+from feedrate.lab.loader import FILES, PACK, FeedOptions, list_images, make_feed
 
 GPU_SIZES, CPU_SIZES = (128, 224), (8, 64)  # of a batch, and the side of its images
 _LONG_EPOCH_IMAGES = 50_000  # as of a large dataset: workers that start anew would be what is measured

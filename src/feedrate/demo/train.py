@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feedrate.bench.loader import FeedOptions, list_images, make_feed
-from feedrate.bench.rounds import Readings, measure
+from feedrate.lab.child import Readings, measure
+from feedrate.lab.loader import FeedOptions, list_images, make_feed
 from feedrate.lab.photographs import CLASSES
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from feedrate.doctor.options import LEAST_STEPS, DoctorOptions
 from feedrate.doctor.results import Diagnosis
 from feedrate.doctor.run.launch import Observed, run_command
 from feedrate.errors import DoctorError, StorageError
+from feedrate.lab.trial import CROPS, guess_options, options_of, try_loader
 from feedrate.loader.results import LoaderTrial
-from feedrate.loader.trial import CROPS, guess_options, options_of, try_loader
 from feedrate.machine.describe import describe_machine
 from feedrate.machine.disk import find_scratch, measure_scratch
 

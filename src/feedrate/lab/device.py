@@ -20,7 +20,6 @@ from feedrate.errors import GpuError, UsageError
 from feedrate.loader.device.transfer import check_device
 from feedrate.machine.describe import read_cpu_model
 from feedrate.machine.gpu import describe_gpus
-from feedrate.machine.memory import count_usable_memory_bytes
 from feedrate.model.results import KNOWN_MODELS, check_model
 from feedrate.stats import median, spread
 
@@ -32,7 +31,6 @@ SIDE = 224
 BATCH_SIZE = 256
 _WARM_UP_STEPS = 3
 _WINDOWS = 8  # of which the interval is made
-_MEMORY_SHARE = 0.5  # of the machine's that a batch may take
 _SMALLEST_SIDE = 32  # halved five times, one pixel is left
 _PATCH = 16  # of the vision transformer, pixels
 INSTALL = "pip install --force-reinstall torch"  # on Linux, PyPI has the build for CUDA
@@ -47,7 +45,6 @@ class ModelRate:
         device: the name of the GPU, or of the CPU.
         low, high: quartiles over the windows of the measurement.
         images: that the rate was measured with.
-        cpu_s_per_image: CPU time of the process meanwhile, all threads.
     """
 
     model: str
@@ -60,7 +57,6 @@ class ModelRate:
     low: float
     high: float
     images: int
-    cpu_s_per_image: float
 
 
 def make_model(name: str, classes: int = 1000, *, side: int = SIDE) -> Any:
@@ -319,13 +315,8 @@ def measure_model(
     device = torch.device(device)
     with quick_convolutions():
         step = Step(make(name, side=side), device, training=training)
-        if device.type == "cpu" and training:
-            # A CPU's memory has no end that could be run against: the system ends a process instead.
-            most = _MEMORY_SHARE * count_usable_memory_bytes() / max(count_step_bytes(step.model, side), 1)
-            while batch_size > max(most, 1):
-                batch_size //= 2
         batch = _fit(step, batch_size, side, seconds, clock)
-        rates, cpu_s, images = _time_windows(step, batch, seconds, clock)
+        rates, images = _time_windows(step, batch, seconds, clock)
     low, high = spread(rates)
     return ModelRate(
         model=name,
@@ -338,7 +329,6 @@ def measure_model(
         low=low,
         high=high,
         images=images,
-        cpu_s_per_image=cpu_s / images,
     )
 
 
@@ -360,27 +350,6 @@ def make_batch(device: torch.device, batch_size: int, side: int) -> tuple[torch.
 
     images = torch.randint(0, 256, (batch_size, side, side, 3), dtype=torch.uint8, device=device)
     return images.permute(0, 3, 1, 2), torch.randint(0, 1000, (batch_size,), device=device)
-
-
-def count_step_bytes(model: Any, side: int) -> int:
-    """Return what a training step on the CPU keeps for its backward pass, per image."""
-    import torch
-
-    kept: dict[int, int] = {}
-
-    def note(tensor: Any) -> Any:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    parameters = {one.untyped_storage().data_ptr() for one in model.parameters()}
-    was_training = model.training
-    model.eval()  # where one image is all there is, batch normalisation has nothing to learn from
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        answers = model(torch.zeros(1, 3, side, side))  # holds on to all that is noted
-    model.train(was_training)
-    del answers
-    return sum(size_bytes for address, size_bytes in kept.items() if address not in parameters)
 
 
 def _fit(
@@ -415,9 +384,9 @@ def _fit(
 
 def _time_windows(
     step: Step, batch: tuple[torch.Tensor, torch.Tensor], seconds: float, clock: Callable[[], float]
-) -> tuple[list[float], float, int]:
-    """Return images/s of some windows of whole steps, CPU seconds and images of all together."""
-    cpu_began, began = time.process_time(), clock()
+) -> tuple[list[float], int]:
+    """Return images/s of some windows of whole steps, and the images of all together."""
+    began = clock()
     rates: list[float] = []
     images = 0
     while len(rates) < 2 or clock() - began < seconds:
@@ -428,4 +397,4 @@ def _time_windows(
         step.synchronize()
         rates.append(count / (clock() - opened))
         images += count
-    return rates, time.process_time() - cpu_began, images
+    return rates, images

@@ -19,15 +19,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
-from feedrate.draws import draw_crop
 from feedrate.figures import MEASURED, Figure
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 BATCH = 256
 _ALONE_S, _TOGETHER_S, _IN_PLACE_S = 1.1, 0.9, 2.0
@@ -214,8 +210,8 @@ def _read(folder: str, name: str) -> bytes:
 
 
 def _measure_loader(paths: Sequence[str], side: int) -> tuple[Figure | None, float, str]:
+    from feedrate.lab.trial import TrialOptions, try_loader
     from feedrate.loader.image import RandomResizedCrop
-    from feedrate.loader.trial import TrialOptions, try_loader
 
     trial, why = try_loader(paths, TrialOptions(RandomResizedCrop(side), 0.5, BATCH))
     if trial is None:
@@ -228,8 +224,8 @@ def _measure_loader(paths: Sequence[str], side: int) -> tuple[Figure | None, flo
 def _measure_caching(paths: Sequence[str], side: int) -> tuple[Figure | None, Figure | None]:
     """Return what decoding whole images takes, and a crop of one; None: that failed."""
     from feedrate.errors import FeedrateError
-    from feedrate.loader.samples import open_files
-    from feedrate.loader.trial import try_cache
+    from feedrate.lab.decode import open_files
+    from feedrate.lab.trial import try_cache
 
     try:
         with open_files(paths[:_CACHED], in_memory=True) as samples:
@@ -285,7 +281,9 @@ def try_pillow(
 
     Called in a process of its own, which has no threads when it forks.
     """
-    from PIL import Image, ImageFile  # noqa: F401 - imported before others are forked
+    from PIL import ImageFile  # noqa: F401 - imported before others are forked
+
+    import feedrate.lab.loader  # noqa: F401
 
     names = sorted(os.listdir(folder), key=lambda name: int(name.partition(".")[0]))
     files = {name: _read(folder, name) for name in names}
@@ -404,13 +402,9 @@ def _collate(batch: list[Any]) -> float:
 
 def _decode(file: IO[bytes], side: int) -> Any:
     """Return what a DataLoader's worker makes of a file; None: Pillow does not decode it."""
-    from PIL import Image
+    from feedrate.lab.loader import load_augmented
 
     try:
-        image: Image.Image = Image.open(file).convert("RGB")
-        image = image.crop(draw_crop(*image.size)).resize((side, side), Image.Resampling.BILINEAR)
+        return load_augmented(file, side)
     except Exception:  # whatever Pillow raises for a file that it does not decode
         return None
-    if random.random() < 0.5:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return np.array(image)

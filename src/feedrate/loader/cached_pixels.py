@@ -23,6 +23,7 @@ from feedrate.cache.limits import margin_of
 from feedrate.cache.results import CacheStats
 from feedrate.cache.store import SampleCache
 from feedrate.cache.table import Located, Rows
+from feedrate.draws import pick
 from feedrate.filters import find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack
@@ -35,7 +36,6 @@ from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally
 from feedrate.loader.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.loader.options import Wanted
 from feedrate.loader.order import fingerprint
-from feedrate.loader.samples import pick
 from feedrate.machine.memory import MemoryGauge
 
 if TYPE_CHECKING:

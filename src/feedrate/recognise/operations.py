@@ -26,6 +26,7 @@ OPENCV_FILTERS = ("nearest", "bilinear", "bicubic", "box", "lanczos")
 UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 _USUAL_RATIO = (3 / 4, 4 / 3)
 _LARGEST = 1e6
+_IN_BORDER = "images smaller than the crop lie anywhere in their black border, not in its middle"
 _CONTAINERS = ("Compose", "Sequential", "ModuleList")
 
 
@@ -89,8 +90,8 @@ class Row:
         read = ((word, argument(held, word)) for word, argument in self.arguments.items())
         values = {word: value for word, value in read if value is not None}
         kind = self.kind if isinstance(self.kind, str) else self.kind(held)
-        share = _share(held[self.share]) if self.share else 1.0
-        return Operation(kind, name, values, share, self.remarks(held))
+        step = Operation(kind, name, values, remarks=self.remarks(held))
+        return _seldom(step, held[self.share]) if self.share else step
 
 
 def read_operations(described: Any) -> list[Operation]:
@@ -127,15 +128,14 @@ def _rows_of(module: str) -> Mapping[str, Row] | None:
     return next((rows for prefixes, rows in LIBRARIES if module.startswith(prefixes)), None)
 
 
+def plain(value: Any) -> Any:
+    """Return the value of an enumeration's member; others are as they are."""
+    return value.get("value") if isinstance(value, Mapping) else value
+
+
 def _listed(inner: Any) -> Sequence[Any]:
     inner = inner.get("modules") if isinstance(inner, Mapping) else inner  # a ModuleList
     return inner if isinstance(inner, list) else []
-
-
-def _share(value: Any) -> float:
-    if not isinstance(value, (int, float)):
-        raise TypeError(f"{value} is no share")
-    return float(value)
 
 
 def _seldom(step: Operation, p: Any) -> Operation:
@@ -215,10 +215,6 @@ def _number(held: Held, word: str) -> float:
     return rounded(held[word])
 
 
-def _as_it_is(held: Held, word: str) -> Any:
-    return held.get(word)
-
-
 def _pillow_filter(held: Held, word: str) -> Any:
     return read_filter(held[word]) or ""
 
@@ -233,11 +229,6 @@ def _padding(held: Held, _: str) -> Any:
         edges = tuple(int(one) for one in padding)
         padding = edges[0] if len(set(edges)) == 1 else edges
     return padding or None
-
-
-def _padding_mode(held: Held, word: str) -> str:
-    value = held.get(word, "constant")
-    return str(value.get("value") if isinstance(value, Mapping) else value)
 
 
 def _spread(middle: float) -> Argument:
@@ -302,11 +293,6 @@ def _pads_black(held: Held, _: str) -> bool:
     return bool(held.get("pad_if_needed"))
 
 
-def _remark_padding(held: Held) -> tuple[str, ...]:
-    padded = "images smaller than the crop lie anywhere in their black border, not in its middle"
-    return (padded,) if held.get("pad_if_needed") else ()
-
-
 def _remark_opencv(held: Held) -> tuple[str, ...]:
     """OpenCV's filters do not look at all pixels when they make an image smaller; ours do."""
     is_same = read_filter(held["interpolation"], OPENCV_FILTERS) in ("box", "nearest")
@@ -328,7 +314,7 @@ _JITTER = Row(
     {**dict.fromkeys(("brightness", "contrast", "saturation"), _spread(1.0)), "hue": _spread(0.0)},
 )
 _TO_TYPE = Row(lambda held: "bytes" if str(held["dtype"]).endswith("uint8") else "float", {"dtype": _type})
-_MIXED: Mapping[str, Argument] = {"alpha": _number, "num_classes": _as_it_is}
+_MIXED: Mapping[str, Argument] = {"alpha": _number, "num_classes": lambda held, word: held.get(word)}
 _TORCHVISION: Mapping[str, Row] = {
     "RandomResizedCrop": Row("resized-crop", {**_CROP, "interpolation": _pillow_filter}),
     "Resize": Row(
@@ -339,7 +325,8 @@ _TORCHVISION: Mapping[str, Row] = {
     "RandomCrop": Row(
         "random-crop",
         {
-            "size": _size, "padding": _padding, "padding_mode": _padding_mode,
+            "size": _size, "padding": _padding,
+            "padding_mode": lambda held, word: str(plain(held.get(word, "constant"))),
             "pad_if_needed": lambda held, word: bool(held.get(word)),
             "fill": lambda held, word: 0 if held.get(word) is None else held[word],
         },
@@ -391,7 +378,11 @@ _ALBUMENTATIONS: Mapping[str, Row] = {
         "resize-short", {"size": _smallest_side, "interpolation": _opencv_filter}, remarks=_remark_opencv
     ),
     "CenterCrop": Row("center-crop", {"size": _size}),
-    "RandomCrop": Row("random-crop", {"size": _size, "pad_if_needed": _pads_black}, remarks=_remark_padding),
+    "RandomCrop": Row(
+        "random-crop",
+        {"size": _size, "pad_if_needed": _pads_black},
+        remarks=lambda held: (_IN_BORDER,) if held.get("pad_if_needed") else (),
+    ),
     "HorizontalFlip": Row("flip"),
     "ColorJitter": _JITTER,
     "ToGray": Row("grayscale"),

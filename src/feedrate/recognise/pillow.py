@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .operations import LEFT_OUT, Operation, read_filter, read_size
+from .operations import LEFT_OUT, Operation, plain, read_filter, read_size
 
 Call = Mapping[str, Any]
 Box = tuple[float, ...]  # left, top, right, bottom
@@ -68,7 +68,7 @@ def _without_asides(sample: Sequence[Call]) -> list[Call]:
 
 def _is_flip(call: Call) -> bool:
     # 0: Image.Transpose.FLIP_LEFT_RIGHT
-    is_turned = call["call"] == "PIL.transpose" and _number(_given(call, "method")) == 0
+    is_turned = call["call"] == "PIL.transpose" and plain(_given(call, "method")) == 0
     return bool(call["call"] == "PIL.mirror" or is_turned)
 
 
@@ -158,7 +158,6 @@ def _read_resized(crops: list[Call], boxes: list[Any], resizes: list[Call]) -> l
 
 
 def _square(name: str, side: int, filter_: str, crop: str) -> list[Operation]:
-    """Return the two steps that make a square of the middle."""
     short = Operation("resize-short", name, {"size": side, "interpolation": filter_})
     return [short, Operation("center-crop", crop, {"size": side})]
 
@@ -171,14 +170,12 @@ def _read_whole(targets: list[Any], sources: list[Any], filter_: str, is_fixed: 
         for target, source in zip(targets, sources, strict=True)
     )
     are_many = len({tuple(one) for one in sources}) > 1
-    if len(shorter) == 1 and is_kept and not (is_fixed and are_many):
-        size: Any = shorter.pop()
-    elif is_fixed:
-        size = read_size(targets[0][::-1])
-        return Operation("resize", "Image.resize", {"size": size, "interpolation": filter_})
-    else:
+    is_short = len(shorter) == 1 and is_kept and not (is_fixed and are_many)
+    if not is_short and not is_fixed:
         return _own("Image.resize")
-    return Operation("resize-short", "Image.resize", {"size": size, "interpolation": filter_})
+    size = shorter.pop() if is_short else read_size(targets[0][::-1])
+    kind = "resize-short" if is_short else "resize"
+    return Operation(kind, "Image.resize", {"size": size, "interpolation": filter_})
 
 
 def _drawn_crop(placed: list[tuple[Any, Box]], size: Any, filter_: str) -> Operation:
@@ -220,7 +217,7 @@ def _read_fit(column: list[Call]) -> list[Operation]:
 def _filter(call: Call) -> str:
     """Return the filter's word, empty where there is none such; Pillow's own default is bicubic."""
     value = _given(call, "method" if call["call"] == "PIL.fit" else "resample", 1)
-    word = "bicubic" if value is None else read_filter(_number(value))
+    word = "bicubic" if value is None else read_filter(plain(value))
     return word if isinstance(word, str) else ""
 
 
@@ -228,10 +225,6 @@ def _given(call: Call, name: str, at: int | None = None) -> Any:
     """Return an argument, by its place behind the image or by its name."""
     args, place = call.get("args") or [], _PLACES[name] if at is None else at
     return args[place] if len(args) > place else (call.get("named") or {}).get(name)
-
-
-def _number(value: Any) -> Any:
-    return value.get("value") if isinstance(value, Mapping) else value
 
 
 def _is_pair(value: Any) -> bool:

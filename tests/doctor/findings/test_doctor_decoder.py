@@ -25,8 +25,8 @@ from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.options import DoctorOptions
 from feedrate.doctor.results import Diagnosis
+from feedrate.lab.trial import TrialOptions
 from feedrate.loader.geometry import Geometry
-from feedrate.loader.trial import TrialOptions
 from feedrate.report.doctor import draw_diagnosis
 from support.doctor_runs import FakeLoop
 from support.images import save_image

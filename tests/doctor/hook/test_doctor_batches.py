@@ -103,14 +103,14 @@ def test_digests_compare_only_where_both_are_known() -> None:
 def test_a_copy_of_a_loader_goes_on_epoch_after_epoch_without_touching_the_random_state() -> None:
     loader = torch.utils.data.DataLoader(list(range(6)), batch_size=2)
     before = torch.get_rng_state()
-    iterator = loader_clone.start(loader_clone.copy_loader(loader, 0))
+    iterator = iter(loader_clone.copy_loader(loader, 0))
     assert [next(iterator).tolist() for _ in range(5)] == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_copy_can_be_made_of_given_indices_only() -> None:
     loader = torch.utils.data.DataLoader(list(range(6)), batch_size=2)
-    iterator = loader_clone.start(loader_clone.copy_loader(loader, 0, [[5, 1], [2]]))
+    iterator = iter(loader_clone.copy_loader(loader, 0, [[5, 1], [2]]))
     assert [next(iterator).tolist() for _ in range(3)] == [[5, 1], [2], [5, 1]]
 
 
@@ -118,7 +118,7 @@ def test_a_loader_that_is_gone_is_known_by_its_iterator() -> None:
     iterator = iter(torch.utils.data.DataLoader(list(range(6)), batch_size=4, drop_last=True))
     remains = loader_clone.Remains(iterator)
     assert (len(remains), remains.batch_size, remains.num_workers) == (1, 4, 0)
-    assert next(loader_clone.start(loader_clone.copy_loader(remains, 0))).tolist() == [0, 1, 2, 3]
+    assert next(iter(loader_clone.copy_loader(remains, 0))).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ def test_a_step_on_the_device_reaches_from_the_batch_to_the_next_wait(ring: Fake
     FakeEvent.now_ms = 1000
     clock.collect()
     assert [r for r in ring.records if r[0] == layout.DEVICE] == [
-        (layout.DEVICE, 101, 20_000_000, 1_000_000, -1),
-        (layout.DEVICE, 201, 20_000_000, 1_000_000, -1),
+        (layout.DEVICE, 101, 20_000_000, 1_000_000, 0),
+        (layout.DEVICE, 201, 20_000_000, 1_000_000, 0),
     ]
 
 

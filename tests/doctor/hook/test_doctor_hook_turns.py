@@ -84,10 +84,10 @@ def test_fewer_fetches_are_timed_once_many_were(monkeypatch: pytest.MonkeyPatch)
 def numpy_state() -> Iterator[None]:
     """The global generator as a fresh process has it; afterwards as it was."""
     before = np.random.get_state()
-    samples._Twister.bits, samples._Twister.address = None, 0
+    samples.Sample.draws_from_numpy = False
     yield
     np.random.set_state(before)
-    samples._Twister.bits, samples._Twister.address = None, 0
+    samples.Sample.draws_from_numpy = False
 
 
 def is_drawn(draw: Callable[[], object]) -> bool:
@@ -120,9 +120,9 @@ def test_the_second_of_two_normal_numbers_is_noticed_too() -> None:
 @pytest.mark.usefixtures("numpy_state")
 def test_numpys_state_is_read_in_place_until_a_sample_draws() -> None:
     assert not is_drawn(lambda: None)
-    assert samples._Twister.address
+    assert not samples.Sample.draws_from_numpy
     is_drawn(np.random.rand)
-    assert not samples._Twister.address
+    assert samples.Sample.draws_from_numpy
 
 
 @pytest.mark.skipif(not hasattr(np.random, "set_bit_generator"), reason="numpy is older than 1.24")

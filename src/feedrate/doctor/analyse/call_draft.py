@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedrate.errors import UsageError
 from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
@@ -58,12 +58,6 @@ def find_images(batch: Mapping[str, Any]) -> BatchImages | None:
         between = (float(seen[0]), float(seen[1])) if seen else None
         return BatchImages(at, height, width, channels, str(tensor.get("dtype")), is_last, between)
     return None
-
-
-def _range_of(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
-    """Return the lowest and the highest value of images of 0 to 1 that are normalised so."""
-    rows = list(zip(mean, std, strict=True))
-    return min((0 - m) / s for m, s in rows), max((1 - m) / s for m, s in rows)
 
 
 class Draft:
@@ -240,7 +234,8 @@ class Draft:
             return
         low, high = (f"{value:.3g}" for value in between)
         if self._normalize is not None:
-            lowest, highest = _range_of(*self._normalize)
+            rows = list(zip(*self._normalize, strict=True))  # of images of 0 to 1
+            lowest, highest = min((0 - m) / s for m, s in rows), max((1 - m) / s for m, s in rows)
             beyond = _BEYOND * (highest - lowest)
             is_noisy = any(erasing.is_random for erasing, _ in self._erasing)
             if not is_noisy and (between[0] < lowest - beyond or between[1] > highest + beyond):
@@ -316,65 +311,54 @@ def add_depth(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "depth": (0, 65535) if "on_device" in options and not is_float else "uint16"}
 
 
+class _Call(NamedTuple):
+    name: str
+    arguments: Sequence[tuple[str, Any]]  # each with what stands before it: "", "size="
+
+
 def _write_call(name: str, pack: str, options: Mapping[str, Any]) -> list[str]:
-    arguments = [f'"{pack}"', *(f"{option}={_word(value)}" for option, value in options.items())]
-    return _lay_out(f"{name} = feedrate.Loader", arguments)
+    given = [("", pack), *((f"{option}=", value) for option, value in options.items())]
+    return _lay_out(f"{name} = ", _Call("feedrate.Loader", given))
+
+
+def _take_apart(value: Any) -> tuple[str, Sequence[tuple[str, Any]], str]:
+    """Return a call, a list or a tuple as its beginning, parts and end; of a plain value nothing."""
+    if isinstance(value, _Call):
+        return f"{value.name}(", value.arguments, ")"
+    if isinstance(value, (list, tuple)):
+        opening, closing = "[]" if isinstance(value, list) else "()"
+        return opening, [("", one) for one in value], closing
+    if not hasattr(value, "__dataclass_fields__"):
+        return "", (), ""
+    given = []
+    for at, one in enumerate(fields(value)):  # without the arguments that are the default
+        held = getattr(value, one.name)
+        if one.default is MISSING or held != one.default:
+            given.append(("" if at == 0 and one.default is MISSING else f"{one.name}=", held))
+    return f"feedrate.{type(value).__name__}(", given, ")"
 
 
 def _word(value: Any) -> str:
-    """Return an argument as code; an operation without those of its arguments that are the default."""
-    if isinstance(value, str):
-        return f'"{value}"'  # ours: no quote in it
-    if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(_word, value))
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if not hasattr(value, "__dataclass_fields__"):
-        return repr(value)
-    given = []
-    for at, one in enumerate(fields(value)):
-        held = getattr(value, one.name)
-        if one.default is MISSING or held != one.default:
-            given.append(_word(held) if at == 0 and one.default is MISSING else f"{one.name}={_word(held)}")
-    return f"feedrate.{type(value).__name__}({', '.join(given)})"
+    opening, parts, closing = _take_apart(value)
+    if not opening:
+        return f'"{value}"' if isinstance(value, str) else repr(value)  # ours: no quote in it
+    inner = ", ".join(f"{before}{_word(one)}" for before, one in parts)
+    return f"{opening}{inner}{',' if opening == '(' and len(parts) == 1 else ''}{closing}"
 
 
-def _lay_out(
-    head: str, arguments: Sequence[str], indent: str = "", brackets: str = "()", tail: str = ""
-) -> list[str]:
-    """Return a call or a list on one line, or with as many arguments on a line as fit."""
-    line = f"{indent}{head}{brackets[0]}{', '.join(arguments)}{brackets[1]}{tail}"
-    if len(line) <= _WIDTH:
+def _lay_out(head: str, value: Any, indent: str = "", tail: str = "") -> list[str]:
+    """Return a call or a list on one line, or with as many of its parts on a line as fit."""
+    line, (opening, parts, closing) = f"{indent}{head}{_word(value)}{tail}", _take_apart(value)
+    if len(line) <= _WIDTH or not opening:
         return [line]
-    lines, inner = [f"{indent}{head}{brackets[0]}"], f"{indent}    "
+    lines, inner = [f"{indent}{head}{opening}"], f"{indent}    "
     is_open = False  # the last line takes more
-    for argument in arguments:
-        if is_open and len(lines[-1]) + len(argument) + 2 <= _WIDTH:
-            lines[-1] += f" {argument},"
-        elif is_open := len(inner) + len(argument) + 1 <= _WIDTH:
-            lines.append(f"{inner}{argument},")
+    for before, one in parts:
+        word = f"{before}{_word(one)},"
+        if is_open and len(lines[-1]) + len(word) + 1 <= _WIDTH:
+            lines[-1] += f" {word}"
+        elif is_open := len(inner) + len(word) <= _WIDTH:
+            lines.append(f"{inner}{word}")
         else:
-            lines += _break_up(argument, inner)
-    return [*lines, f"{indent}{brackets[1]}{tail}"]
-
-
-def _break_up(argument: str, indent: str) -> list[str]:
-    """Return an argument that is longer than a line, cut between its own arguments."""
-    opening = min((at for at in (argument.find("("), argument.find("[")) if at >= 0), default=-1)
-    if opening < 0:
-        return [f"{indent}{argument},"]
-    inner = _split(argument[opening + 1 : -1])
-    return _lay_out(argument[:opening], inner, indent, argument[opening] + argument[-1], ",")
-
-
-def _split(arguments: str) -> list[str]:
-    """Cut at the commas that are in no bracket."""
-    parts, depth = [""], 0
-    for letter in arguments:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
+            lines += _lay_out(before, one, inner, ",")
+    return [*lines, f"{indent}{closing}{tail}"]

@@ -26,17 +26,18 @@ from feedrate.doctor.analyse.data_folders import LoaderFacts, find_place, list_i
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import KernelTime, PackImages
 from feedrate.doctor.analyse.records import Recording
+from feedrate.draws import pick
 from feedrate.errors import FeedrateError
 from feedrate.filters import BILINEAR
 from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack
 from feedrate.kernel import U8, depth, pillow
+from feedrate.lab.decode import IMAGE, Samples, open_files, open_pack
 from feedrate.loader.cache import Cache
 from feedrate.loader.cached import cached
 from feedrate.loader.geometry import Geometry, read_sides
 from feedrate.loader.image import CenterCrop, ImageOp, RandomCrop, RandomResizedCrop, Resize
 from feedrate.loader.loader import Loader
-from feedrate.loader.samples import IMAGE, Samples, open_files, open_pack, pick
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.memory import measure_residency
 from feedrate.stats import median

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from feedrate.doctor.analyse.records import Fact, Process, Recording
+from feedrate.doctor.analyse.records import Fact, Process, Recording, are_inside
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.tree import walk_paths
@@ -46,24 +44,18 @@ def list_opened(recording: Recording, loaders: Collection[str] | None = None) ->
     for process in recording.processes:
         opened = process.of(layout.OPENED)
         if loaders is not None and process.pid not in pids:
-            opened = opened[_are_inside(opened["start"], process, loaders)]
+            waits = [
+                (int(wait["start"]), int(wait["start"] + wait["wall"]) + 1)
+                for wait in process.of(layout.WAIT, phase=layout.REAL)
+                if process.name(wait["name"]) in loaders
+            ]
+            opened = opened[are_inside(opened["start"], waits)]
         cwd = str(process.last("process").get("cwd") or "")
         for record in opened:
             path = process.name(record["name"])
             if not path.lower().endswith(_NOT_DATA) and not path.startswith(_SYSTEM):
                 seen.setdefault(os.path.join(cwd, path))
     return list(seen)
-
-
-def _are_inside(starts: Any, process: Process, loaders: Collection[str]) -> Any:
-    """Return which of these times fall into a process's waits for the loaders."""
-    waits = process.of(layout.WAIT, phase=layout.REAL)
-    waits = waits[np.array([process.name(number) in loaders for number in waits["name"]], dtype=bool)]
-    if not len(waits):
-        return np.zeros(len(starts), dtype=bool)
-    at = np.searchsorted(waits["start"], starts, side="right") - 1
-    last = waits[np.maximum(at, 0)]
-    return (at >= 0) & (starts <= last["start"] + last["wall"])
 
 
 def list_images(paths: Sequence[str]) -> tuple[str, ...]:

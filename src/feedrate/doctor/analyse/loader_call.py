@@ -28,7 +28,7 @@ from feedrate.doctor.analyse.metrics import LoaderCall, Measured
 from feedrate.doctor.analyse.records import Fact, Process, Recording
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import Remedy
-from feedrate.loader.trial import CROPS
+from feedrate.lab.trial import CROPS
 from feedrate.recognise.pipeline import list_operations
 
 _AS_MANY = "split= takes as many of the pack's samples, and not those that the script drew"
@@ -43,6 +43,10 @@ class OtherLoader:
     facts: LoaderFacts
     place: Place
     was_asked: bool = True  # for a batch; else it was only made, as those for validation are that comes later
+
+    @property
+    def shown_place(self) -> str:
+        return self.place.folder or "images of another place"
 
 
 def list_others(recording: Recording, main: Process, loaders: Sequence[str]) -> list[OtherLoader]:
@@ -272,17 +276,15 @@ def name_difference(facts: LoaderFacts, place: Place) -> str:
     wanted, samples, table = facts.samples, place.samples, place.table
     if samples is None or wanted is None or samples == wanted:
         return ""
-    if table is not None and samples > wanted:
-        return (
-            f"no code is given: the script takes {wanted:,} of the {samples:,} rows of {table.path} "
-            "(a fold?), and a pack of the table has all; with the paths of the training's rows in train.txt, "
-            "'feedrate split PACK --file train=train.txt validation=rest' makes the parts"
-        )
-    held = (
-        f"{place.folder} holds {samples:,} images"
-        if table is None
-        else f"{table.path} names {samples:,} files"
-    )
+    held = f"{place.folder} holds {samples:,} images"
+    if table is not None:
+        if samples > wanted:
+            return (
+                f"no code is given: the script takes {wanted:,} of the {samples:,} rows of {table.path} "
+                "(a fold?), and a pack of the table has all; with the paths of the training's rows in "
+                "train.txt, 'feedrate split PACK --file train=train.txt validation=rest' makes the parts"
+            )
+        held = f"{table.path} names {samples:,} files"
     return (
         f"no code is given: the script's dataset has {wanted:,} samples, and {held}, "
         "all of which a Loader without split= would take; 'feedrate split' makes parts of a pack"
@@ -312,33 +314,28 @@ def fit_to_data(
     if not others:
         return _without_validation(call, place.folder, facts.chosen)
     for more in others[1:]:
-        named = more.place.folder or "images of another place"
-        call = _add(call, f"another loader of the run reads {named}: it is left as it is")
-    other = others[0]
-    if (other.place.folder, other.place.table) != (place.folder, place.table):
-        named = other.place.folder or "images of another place"
-        if other_call is None or not other.place.folder or not place.folder or name_difference(
-            other.facts, other.place
-        ):  # fmt: skip
-            return _add(call, f"validation reads {named}: it needs a pack of its own")
+        call = _add(call, f"another loader of the run reads {more.shown_place}: it is left as it is")
+    other, folder = others[0], place.folder
+    if (other.place.folder, other.place.table) != (folder, place.table):
+        is_known = other_call is not None and other.place.folder and folder
+        if other_call is None or not is_known or name_difference(other.facts, other.place):
+            return _add(call, f"validation reads {other.shown_place}: it needs a pack of its own")
         packs = ((place, TRAIN_PACK), (other.place, VALIDATION_PACK))
         return _join(replace(call, packs=packs), other, other_call)
     chosen, held_out = facts.chosen, other.facts.chosen
     if chosen is None and facts.chooser:
         return replace(call, reads_others=True, why_not=(
             f"no code is given: {facts.chooser} chooses the script's samples, and another loader of the run "
-            f"reads {place.folder}, too: a Loader without split= would take its samples as well"
+            f"reads {folder}, too: a Loader without split= would take its samples as well"
         ))  # fmt: skip
     if chosen is None or held_out is None or other_call is None:
-        return _add(call, f"another loader of the run reads {place.folder}, too: it is left as it is")
+        return _add(call, f"another loader of the run reads {folder}, too: it is left as it is")
     (first, of), both = chosen, chosen[0] + held_out[0]
     if both > of or held_out[1] != of:
-        return _add(
-            call, "the loaders' subsets share samples, or come from different ones: see feedrate split"
-        )
-    return _join(
-        call, other, other_call, split=(share_of(first, of), 1 if both == of else share_of(both, of))
-    )
+        shared = "the loaders' subsets share samples, or come from different ones: see feedrate split"
+        return _add(call, shared)
+    split = share_of(first, of), 1 if both == of else share_of(both, of)
+    return _join(call, other, other_call, split=split)
 
 
 def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] | None) -> LoaderCall:
@@ -347,11 +344,10 @@ def _without_validation(call: LoaderCall, folder: str, chosen: tuple[int, int] |
         return _add(call, f"validation, where the script has some, takes the rest: {rest}")
     above, name = os.path.split(folder)
     beside = [os.path.join(above, one) for one in _BESIDE_TRAINING] if name.startswith("train") else []
-    found = next((one for one in beside if os.path.isdir(one)), None)
-    if found is None:
-        return call
-    command = f"feedrate pack {shlex.quote(found)} {VALIDATION_PACK}"
-    return _add(call, f"{found} was not read by then: for validation {command}, and a Loader of that")
+    for found in filter(os.path.isdir, beside):
+        command = f"feedrate pack {shlex.quote(found)} {VALIDATION_PACK}"
+        return _add(call, f"{found} was not read by then: for validation {command}, and a Loader of that")
+    return call
 
 
 def _join(call: LoaderCall, other: OtherLoader, its_call: LoaderCall, **more: Any) -> LoaderCall:

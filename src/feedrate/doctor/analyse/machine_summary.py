@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feedrate.doctor.analyse.data_folders import LoaderFacts, Place
-from feedrate.doctor.analyse.machine import MachineTrace, Means
+from feedrate.doctor.analyse.machine import MachineTrace
 from feedrate.doctor.analyse.readings import READINGS, GpuReadings, Readings, derived
 from feedrate.doctor.analyse.records import Process
 from feedrate.doctor.analyse.timeline import Loop
@@ -208,6 +208,11 @@ def look_around(
         trace, loop.start_ns, loop.end_ns, steps=len(loop.steps), main_pid=main.pid,
         left_bytes=None if limit is None or used is None else limit - used,
     )  # fmt: skip
+    other, load = means.biggest_other, (means.cores_others or 0.0) + (means.steal_cores or 0.0)
+    biggest_other = ""
+    if other is not None and other.cores >= max(_GOOD_PART * load, _LEAST_CORES):
+        user = f" ({other.user})" if other.user else ""
+        biggest_other = f"{other.cores:.1f} of them by {other.name}{user}"
     replay = next((f for f in main.facts_of("phase") if f.get("phase") == layout.REPLAY), None)
     if replay is not None:
         start_ns, end_ns = int(replay["start_ns"]), int(replay["end_ns"])
@@ -222,7 +227,7 @@ def look_around(
         **{name: value for name, value in readings.items() if value is not None},
         **known,
         swap_bytes_per_s=(means.swap_in_bytes_per_s or 0.0) + (means.swap_out_bytes_per_s or 0.0),
-        biggest_other=_name_other(means),
+        biggest_other=biggest_other,
         busiest_core=means.busiest_core,
         memory_used_bytes=used,
         growth=growth,
@@ -236,14 +241,6 @@ def look_around(
         gpu_others=sum(gpu == number for gpu, _ in trace.gpu_others),
         gpu_others_share=gpu.others_share,
     )
-
-
-def _name_other(means: Means) -> str:
-    """Return who is a good part of what others use, in words; empty: nobody stands out."""
-    other, load = means.biggest_other, (means.cores_others or 0.0) + (means.steal_cores or 0.0)
-    if other is None or other.cores < max(_GOOD_PART * load, _LEAST_CORES):
-        return ""
-    return f"{other.cores:.1f} of them by {other.name}{f' ({other.user})' if other.user else ''}"
 
 
 def _decoded_bytes(facts: LoaderFacts) -> float | None:

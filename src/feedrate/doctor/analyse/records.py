@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Process:
     @property
     def is_main(self) -> bool:
         """Whether this process trained: it asked a loader for batches."""
-        return bool(np.isin(self.records["kind"], (layout.WAIT, layout.OPTIMIZER)).any())
+        return len(self.of(layout.WAIT, layout.OPTIMIZER)) > 0
 
     @property
     def rank(self) -> int:
@@ -99,13 +99,13 @@ class Recording:
 def read_run(folder: Path) -> Recording:
     """Read a run folder, also one that a killed process left in the middle of a write."""
     stems = sorted({path.stem for suffix in ("*.facts", "*.ring") for path in folder.glob(suffix)})
-    return Recording(tuple(_read_process(folder, stem) for stem in stems))
-
-
-def _read_process(folder: Path, stem: str) -> Process:
-    facts = tuple(read_lines(folder / f"{stem}.facts"))
-    names = {fact["id"]: fact["text"] for fact in facts if fact.get("kind") == "name"}
-    return Process(int(stem.split("-")[0]), facts, names, _read_ring(folder / f"{stem}.ring"))
+    processes = []
+    for stem in stems:
+        facts = tuple(read_lines(folder / f"{stem}.facts"))
+        names = {fact["id"]: fact["text"] for fact in facts if fact.get("kind") == "name"}
+        records = _read_ring(folder / f"{stem}.ring")
+        processes.append(Process(int(stem.split("-")[0]), facts, names, records))
+    return Recording(tuple(processes))
 
 
 def _read_ring(path: Path) -> Records:
@@ -118,3 +118,12 @@ def _read_ring(path: Path) -> Records:
     present = min(written, capacity, (len(data) - layout.HEADER_BYTES) // RECORD_TYPE.itemsize)
     records = np.frombuffer(data, RECORD_TYPE, present, layout.HEADER_BYTES)
     return records[np.argsort(records["start"], kind="stable")]
+
+
+def are_inside(moments: npt.NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Return which moments are in one of the spans, which may overlap."""
+    if not spans:
+        return np.zeros(len(moments), bool)
+    starts, ends = np.array(sorted(spans), np.int64).T
+    last_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends)])
+    return np.asarray(moments < last_end[np.searchsorted(starts, moments, side="right")])

@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
-from feedrate.doctor.analyse.records import Process
+from feedrate.doctor.analyse.records import Process, are_inside
 from feedrate.doctor.hook.feedrate_hook import layout
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -87,7 +85,7 @@ def count_looks(
     watched = undrawn = 0
     for process in processes:
         looks = process.of(layout.STACK, phase=layout.REAL)
-        for record, is_timed in zip(looks, _are_inside(looks["start"], timed), strict=True):
+        for record, is_timed in zip(looks, are_inside(looks["start"], timed), strict=True):
             bits = int(record["a"])
             if bool(bits & layout.IN_FETCH) != in_fetch or (not in_fetch and bits & layout.IN_WAIT):
                 continue
@@ -117,15 +115,6 @@ def count_looks(
         tuple(tally.describe(key.partition(" ")[2], total) for key, tally in ranked),
         {line: count / total for tally in tallies.values() for line, count in tally.lines.items()},
     )
-
-
-def _are_inside(moments: np.ndarray, spans: Sequence[_Span]) -> np.ndarray:
-    """Return which moments are in one of the spans, which may overlap."""
-    if not spans:
-        return np.zeros(len(moments), bool)
-    starts, ends = np.array(sorted(spans), np.int64).T
-    last_end = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ends)])
-    return np.asarray(moments < last_end[np.searchsorted(starts, moments, side="right")])
 
 
 class Tally:

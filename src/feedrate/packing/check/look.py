@@ -15,12 +15,12 @@ from contextlib import closing
 import numpy as np
 
 from feedrate.arrays import F64
+from feedrate.draws import pick
 from feedrate.errors import FeedrateError
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel import U8
 from feedrate.loader.dataset import Dataset
-from feedrate.loader.samples import pick
 from feedrate.packing.results import Picture, Quality, Sheet
 from feedrate.units import printable
 

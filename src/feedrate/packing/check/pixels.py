@@ -14,10 +14,9 @@ from contextlib import closing
 
 import numpy as np
 
+from feedrate.draws import pick
 from feedrate.kernel import U8, Status
-from feedrate.loader.geometry import Geometry
-from feedrate.loader.packs import open_pack as open_anywhere
-from feedrate.loader.samples import (
+from feedrate.lab.decode import (
     LARGEST_DIFFERENCE,
     LOWEST_PSNR_DB,
     Difference,
@@ -25,8 +24,9 @@ from feedrate.loader.samples import (
     compare_pixels,
     decode_as_torchvision,
     open_pack,
-    pick,
 )
+from feedrate.loader.geometry import Geometry
+from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.packing.results import PixelComparison, Problem
 from feedrate.progress import Tick
 

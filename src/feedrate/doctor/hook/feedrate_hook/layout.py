@@ -59,7 +59,7 @@ OPTIMIZER = 8
 SAVE = 9  # a known saver (torch.save ...). name: call file:line
 EXPOSED = 10  # wall: how long the device stood idle in the wait that began at start_ns
 DEVICE = 11  # device clock, of the step whose wait ended at start_ns. wall: from the batch's arrival to the
-#              step's end; a: of it before the first forward pass; b: idle in between, else -1
+#              step's end; a: of it before the first forward pass; c: of it in that
 WRITE = 14  # writing calls that can be timed from outside (fsync, flush, savefig ...). name: call file:line
 
 # c of WAIT

@@ -50,27 +50,28 @@ class Session:
         self.settings: dict[str, Any] = {}
         self.is_passive = False  # there will be no experiments
         self.pace_s = 2.5  # one experiment's usual time
-        self.ring = Ring("")
+        self.torch: Any = None
+        self.scope: Any = None  # of the guard, once it is up in this process or the one it was forked from
+        self.loaders: Any = None  # set by loaders.py: what is known about loaders and iterators
+        self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
+        self._optimizer_steps_then = -1  # when the present step began
+        self._asked: set[int] = set()  # the iterators that were asked in it
+        self._troubles: set[str] = set()
+        self._begin(Ring(""))
+
+    def _begin(self, ring: Ring) -> None:
+        self.ring = ring
         self.role = "other"
         self.is_worker = False
         self.probing = False  # the optional probes are on
         self.thread = 0  # the thread that asks for batches
         self.native_thread = 0
-        self.waiting = False
-        self.fetching = False
-        self.steps = 0
+        self.waiting = self.fetching = False
+        self.steps = self.optimizer_steps = 0
         self.schedule = ProbeSchedule()
-        self.optimizer_steps = 0
-        self._optimizer_steps_then = -1  # when the present step began
-        self._asked: set[int] = set()  # the iterators that were asked in it
-        self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
-        self.torch: Any = None
-        self.scope: Any = None  # of the guard, once it is up in this process or the one it was forked from
-        self.loaders: Any = None  # set by loaders.py: what is known about loaders and iterators
         self._experiments: Any = None
         self._has_tried_experiments = False
         self._parent_phase: ParentPhase | None = None
-        self._troubles: set[str] = set()
 
     @property
     def phase(self) -> int:
@@ -111,18 +112,8 @@ class Session:
         """Begin anew in a child: the parent's ring, threads and open files are not ours."""
         clock.forget_files()
         phase = self.ring.phase
-        self.ring = Ring(self.run)
+        self._begin(Ring(self.run))
         self.ring.phase = phase
-        self.role = "other"
-        self.is_worker = False
-        self.probing = False
-        self.thread = 0
-        self.waiting = self.fetching = False
-        self.steps = self.optimizer_steps = 0
-        self.schedule = ProbeSchedule()
-        self._experiments = None
-        self._has_tried_experiments = False
-        self._parent_phase = None
 
     def load_settings(self) -> None:
         """Read settings.json, once; missing or damaged: a passive run."""

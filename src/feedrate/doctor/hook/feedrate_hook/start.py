@@ -37,7 +37,7 @@ def begin() -> None:
     session.describe_process()
     try:
         from . import patches
-        from .record import parts
+        from .record import parts, stacks
 
         patches.watch()
         patches.install()
@@ -46,9 +46,18 @@ def begin() -> None:
     except Exception as error:
         session.trouble("start", error)
         return
-    if hasattr(os, "register_at_fork"):
-        # In the parent, the thread that looks at stacks starts again at the next batch.
-        os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+    def before_fork() -> None:
+        with Noted("fork"):
+            stacks.stop()
+
+    def after_fork_in_child() -> None:
+        with Noted("fork"):
+            session.after_fork()
+            patches.after_fork()
+
+    # In the parent, the thread that looks at stacks starts again at the next batch.
+    os.register_at_fork(before=before_fork, after_in_child=after_fork_in_child)
     atexit.register(_at_exit, os.getpid())
 
 
@@ -87,21 +96,6 @@ def _command_line() -> list[str]:
             return [os.fsdecode(part) for part in file.read().split(b"\0")[:-1]]
     except OSError:
         return list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", []))
-
-
-def _before_fork() -> None:
-    with Noted("fork"):
-        from .record import stacks
-
-        stacks.stop()
-
-
-def _after_fork_in_child() -> None:
-    with Noted("fork"):
-        from . import patches
-
-        session.after_fork()
-        patches.after_fork()
 
 
 def _at_exit(pid: int) -> None:

@@ -20,9 +20,8 @@ from typing import Any
 
 from .. import layout
 from ..guard import processes
-from ..guard.guard import Guard
+from ..guard.guard import Guard, Scope
 from ..guard.processes import Ending
-from ..guard.scope import Scope
 from ..record import loader_clone, other_loaders
 from ..session import session
 from . import batches, watching
@@ -114,7 +113,7 @@ class Experiments:
 
     def _decide(self, seen: Seen) -> None:
         why = ""
-        if self._ranks.present() < self._ranks.size:
+        if self._ranks.count("rank") < self._ranks.size:
             why = "not every rank is watched with the same run folder"
         elif loader_clone.is_pipe(seen.loader()):
             why = "the ranks agree on the order of a data pipe whenever it begins"
@@ -216,7 +215,6 @@ class Experiments:
         return taken
 
     def _drain_and_again(self, loader: Any, iterator: Any, is_long_enough: bool) -> list[Any]:
-        """Return batches to be replayed."""
         states = loader_clone.RandomStates()
         drained = batches.Drained()
         if other_loaders.is_pack_loader(loader):

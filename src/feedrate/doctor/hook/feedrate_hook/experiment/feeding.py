@@ -91,8 +91,14 @@ class Feeding:
             session.skip("ranks share gradients in the layout they began with", layout.REPLAY_CHANNELS_LAST)
 
     def _plan_trials(self, loader: Any, is_alone: bool) -> None:
-        why_not = reason_against_trials(loader, is_alone)
-        if why_not is not None:
+        why_not = ""
+        if not is_alone:
+            why_not = "ranks must make the same number of steps"
+        elif loader_clone.is_iterable_style(loader):
+            why_not = "an IterableDataset divides its data among its workers by itself"
+        elif not loader.num_workers and sys.modules["multiprocessing"].get_start_method() != "fork":
+            why_not = "the script may not be made for workers that are not forked"
+        if why_not:
             session.skip(why_not, layout.TRIAL)
             return
         own = loader.num_workers
@@ -199,13 +205,3 @@ class Feeding:
                 when += ", past the last batch of its epoch"
             why = why or f"the loop was left {when}: {error or 'the run was ended'}"
             session.skip(why, feed.phase)
-
-
-def reason_against_trials(loader: Any, is_alone: bool) -> str | None:
-    if not is_alone:
-        return "ranks must make the same number of steps"
-    if loader_clone.is_iterable_style(loader):
-        return "an IterableDataset divides its data among its workers by itself"
-    if not loader.num_workers and sys.modules["multiprocessing"].get_start_method() != "fork":
-        return "the script may not be made for workers that are not forked"
-    return None

@@ -321,10 +321,13 @@ class ChannelsLast(Replay):
     def next(self) -> Any:
         if self._given == self.warmup:
             self._begin_block()
-        elif self._given > self.warmup and self._is_block_over():
-            self._end_block()
-            self._turn(not self._is_last)
-            self._begin_block()
+        elif self._given > self.warmup:
+            step, start_s, _ = self._block
+            is_long = time.perf_counter() - start_s >= BLOCK_S * session.pace_s
+            if is_long or self._given - step >= BLOCK_STEPS:
+                self._end_block()
+                self._turn(not self._is_last)
+                self._begin_block()
         return super().next()
 
     def is_over(self) -> bool:
@@ -354,11 +357,6 @@ class ChannelsLast(Replay):
     def _begin_block(self) -> None:
         synchronize()
         self._block = (self._given, time.perf_counter(), time.process_time())
-
-    def _is_block_over(self) -> bool:
-        step, start_s, _ = self._block
-        is_long = time.perf_counter() - start_s >= BLOCK_S * session.pace_s
-        return is_long or self._given - step >= BLOCK_STEPS
 
     def _end_block(self) -> None:
         synchronize()
@@ -444,13 +442,11 @@ def turn_images_of(model: Any) -> Any:
         is_turned = is_image_batch(thing) and thing.shape[1] > 1
         return thing.contiguous(memory_format=torch.channels_last) if is_turned else thing
 
-    def turn_all(_model: Any, inputs: Any, named: Any) -> Any:
-        return tuple(turn(one) for one in inputs), {name: turn(one) for name, one in named.items()}
-
-    def turn_inputs(_model: Any, inputs: Any) -> Any:
-        return tuple(turn(one) for one in inputs)
+    def turn_all(_model: Any, inputs: Any, *named: Any) -> Any:
+        turned = tuple(turn(one) for one in inputs)
+        return (turned, {name: turn(one) for name, one in named[0].items()}) if named else turned
 
     try:
         return model.register_forward_pre_hook(turn_all, with_kwargs=True)
     except TypeError:  # torch before 2.0
-        return model.register_forward_pre_hook(turn_inputs)
+        return model.register_forward_pre_hook(turn_all)

@@ -19,6 +19,7 @@ from typing import Any
 
 from ..record import loader_clone, other_loaders
 from ..session import session
+from ..wrapping import ByIdentity
 
 MARGIN = 8  # steps between the decision and the beginning: every rank has read it by then
 # Several jobs, or a restarted one, may share a run folder.
@@ -56,8 +57,9 @@ class Ranks:
             with contextlib.suppress(OSError):
                 os.unlink(self._path(f"rank-{self.rank}"))
 
-    def present(self) -> int:
-        return sum(os.path.exists(self._path(f"rank-{rank}")) for rank in range(self.size))
+    def count(self, what: str) -> int:
+        """Of how many ranks that is there."""
+        return sum(os.path.exists(self._path(f"{what}-{rank}")) for rank in range(self.size))
 
     def decide(self, plan: dict[str, Any]) -> None:
         self._write("begin", plan)
@@ -84,8 +86,7 @@ class Ranks:
 
     def has_ended(self) -> bool:
         """Some other rank is over: whoever waits for it in a collective waits in vain."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        return any(os.path.exists(self._path(f"ended-{rank}")) for rank in others)
+        return self.count("ended") > os.path.exists(self._path(f"ended-{self.rank}"))
 
     def leave(self) -> None:
         """End together: a rank that goes first takes the others' connections down."""
@@ -93,9 +94,7 @@ class Ranks:
             return
         self._write(f"ended-{self.rank}", {})
         deadline = time.monotonic() + 5.0
-        while time.monotonic() < deadline:
-            if all(os.path.exists(self._path(f"ended-{rank}")) for rank in range(self.size)):
-                return
+        while time.monotonic() < deadline and self.count("ended") < self.size:
             time.sleep(0.01)
 
     def _path(self, name: str) -> str:
@@ -140,23 +139,19 @@ class Watching:
         self._steps = int(settings.get("steps", 110))
         self._seconds = float(settings.get("seconds", 45.0))
         self._seen: dict[Any, Seen] = {}
-        self._keys: dict[int, tuple[Any, Any]] = {}  # of an iterator: itself, its loader's name
+        self._by_iterator = ByIdentity()
         self._last: Seen | None = None
         self._optimizer_steps = 0
         self._has_optimizer: bool | None = None
         self._due_since: float | None = None
 
     def seen_of(self, iterator: Any) -> Seen:
-        known = self._keys.get(id(iterator))
-        if known is None or known[0]() is not iterator:
-            loader = session.loaders.loader_of(iterator)
-            known = weakref.ref(iterator), session.loaders.name_of(iterator)
-            if len(self._keys) > 1000:
-                self._keys.clear()
-            self._keys[id(iterator)] = known
-            seen = self._seen.setdefault(known[1], Seen())
-            seen.loader = weakref.ref(loader)
-        return self._seen[known[1]]
+        seen: Seen | None = self._by_iterator.get(iterator)
+        if seen is None:
+            seen = self._seen.setdefault(session.loaders.name_of(iterator), Seen())
+            seen.loader = weakref.ref(session.loaders.loader_of(iterator))
+            self._by_iterator.put(iterator, seen)
+        return seen
 
     def note(self, iterator: Any) -> Seen:
         """A next() of this iterator begins."""
@@ -170,14 +165,11 @@ class Watching:
             seen.second_s = time.monotonic()
         self._last = seen
         if len(self._seen) > 1:
-            self._note_beside(seen)
+            training = max(self._seen.values(), key=lambda one: one.optimizer_steps)
+            if seen is not training and seen.last_beside != training.nexts:
+                seen.last_beside = training.nexts
+                seen.beside += 1
         return seen
-
-    def _note_beside(self, seen: Seen) -> None:
-        training = max(self._seen.values(), key=lambda one: one.optimizer_steps)
-        if seen is not training and seen.last_beside != training.nexts:
-            seen.last_beside = training.nexts
-            seen.beside += 1
 
     def training(self) -> Seen | None:
         """The loader that the optimizer follows; without an optimizer, the one that is asked most."""

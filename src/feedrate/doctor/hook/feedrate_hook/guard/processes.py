@@ -84,7 +84,9 @@ def find_writers(scope: Any, older: Collection[threading.Thread]) -> dict[str, A
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         own = thread.ident in scope.own_threads or thread.ident in scope.main_threads
-        if own or frame is None or is_parked(frame):
+        if own or frame is None:
+            continue
+        if frame.f_code.co_name in PARKED_IN.get(frame.f_globals.get("__name__", ""), ()):
             continue
         who = f"the thread {thread.name}"
         # What the loop has started may sleep, or wait for a server, before it opens its file: any exit of
@@ -97,10 +99,6 @@ def find_writers(scope: Any, older: Collection[threading.Thread]) -> dict[str, A
         name, progress = describe_process(pid)
         found[f"the process {pid} ({name})"] = progress
     return found
-
-
-def is_parked(frame: Any) -> bool:
-    return frame.f_code.co_name in PARKED_IN.get(frame.f_globals.get("__name__", ""), ())
 
 
 def is_saving(frame: Any) -> bool:
@@ -139,9 +137,8 @@ def other_processes() -> list[int]:
 
 def describe_process(pid: int) -> tuple[str, Any]:
     """A process's name, and how far it has come; None while it runs or waits for a disk."""
+    name, _ = read_stat(f"/proc/{pid}/stat")
     try:
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            name = file.read().strip()
         with open(f"/proc/{pid}/io", encoding="ascii") as file:
             written = next((int(line.split()[1]) for line in file if line.startswith("wchar")), 0)
     except OSError:
@@ -152,14 +149,20 @@ def describe_process(pid: int) -> tuple[str, Any]:
 
 def used_ticks(path: str) -> Any:
     """The processor time of a thread or process; None while it runs or waits for a disk."""
+    _, fields = read_stat(path)
+    if fields[0] in ("", "Z", "X"):
+        return 0
+    return None if fields[0] in ("R", "D") else (int(fields[11]) + int(fields[12])) // LEAST_TICKS
+
+
+def read_stat(path: str) -> tuple[str, list[str]]:
+    """The name of a thread or process, and what follows it: first its state, "" where it is gone."""
     try:
         with open(path, "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            before, _, after = file.read().decode("utf-8", "replace").rpartition(")")
     except OSError:
-        return 0
-    if fields[0] in (b"Z", b"X"):
-        return 0
-    return None if fields[0] in (b"R", b"D") else (int(fields[11]) + int(fields[12])) // LEAST_TICKS
+        return "", [""]
+    return before.partition("(")[2], after.split()
 
 
 GRACE_S = 3.0  # for workers to finish their batch: one that writes a cache must not be cut off in it
@@ -308,6 +311,13 @@ def end_children() -> None:
             child.terminate()
     spared = helper_pids()
     children = [pid for pid in children_by_parent().get(os.getpid(), []) if pid not in spared]
+
+    def is_reaped(pid: int) -> bool:
+        try:
+            return os.waitpid(pid, os.WNOHANG)[0] == pid
+        except OSError:  # multiprocessing was faster
+            return True
+
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in children:
             with contextlib.suppress(OSError):
@@ -317,13 +327,6 @@ def end_children() -> None:
             children = [pid for pid in children if not is_reaped(pid)]
             if children:
                 time.sleep(0.005)
-
-
-def is_reaped(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except OSError:  # multiprocessing was faster
-        return True
 
 
 def helper_pids() -> set[int]:
@@ -338,20 +341,12 @@ def children_by_parent() -> dict[int, list[int]]:
 
     A program that made its own session means to stay.
     """
-    own = os.getsid(0)
+    own = str(os.getsid(0))
     found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    text = file.read()
-            except OSError:
-                continue
-            start, end = text.index(b"(") + 1, text.rindex(b")")
-            fields = text[end + 2 :].split()
-            is_shared_memory_manager = text[start:end].startswith(b"torch_shm_manag")
-            if int(fields[3]) == own and not is_shared_memory_manager:
-                found.setdefault(int(fields[1]), []).append(int(name))
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        name, fields = read_stat(f"/proc/{pid}/stat")
+        if fields[0] and fields[3] == own and not name.startswith("torch_shm_manag"):
+            found.setdefault(int(fields[1]), []).append(int(pid))
     return found
 
 

@@ -29,6 +29,11 @@ def _all(kind: str, library: str, names: str, owner: str = "") -> list[tuple[str
     return [(f"{owner}{name}", f"{kind}:{library}.{name}") for name in names.split()]
 
 
+def _same(modules: str, entry: tuple[str, Any]) -> dict[str, list[tuple[str, Any]]]:
+    """A function by the module that defines it, and those that hand it on."""
+    return {module: [entry] for module in modules.split()}
+
+
 PARTS: dict[str, list[tuple[str, Any]]] = {
     "PIL.Image": [
         ("open", "read:PIL.Image.open"),
@@ -39,9 +44,7 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
     ],
     "PIL.ImageFile": [("ImageFile.load", _LOAD)],
     # These decode in a load() of their own.
-    "PIL.WebPImagePlugin": [("WebPImageFile.load", _LOAD)],
-    "PIL.AvifImagePlugin": [("AvifImageFile.load", _LOAD)],
-    "PIL.TiffImagePlugin": [("TiffImageFile.load", _LOAD)],
+    **{f"PIL.{kind}ImagePlugin": [(f"{kind}ImageFile.load", _LOAD)] for kind in ("WebP", "Avif", "Tiff")},
     "PIL.ImageOps": _all("transform", "PIL",
         "autocontrast equalize posterize solarize invert mirror flip fit pad expand scale contain grayscale"
         " exif_transpose"),
@@ -68,38 +71,26 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
         "transform", "torchvision", "to_tensor pil_to_tensor to_pil_image"),
     "albumentations.core.transforms_interface": [("BasicTransform.__call__", _BY_CLASS)],
     "kornia.augmentation.base": [("_BasicAugmentationBase.forward", _BY_CLASS)],
-    "simplejpeg._jpeg": [("decode_jpeg", "decode:simplejpeg.decode_jpeg")],
-    "simplejpeg": [("decode_jpeg", "decode:simplejpeg.decode_jpeg")],
+    **_same("simplejpeg._jpeg simplejpeg", ("decode_jpeg", "decode:simplejpeg.decode_jpeg")),
     "turbojpeg": [("TurboJPEG.decode", "decode:turbojpeg.decode")],
-    "imageio": [("imread", "decode:imageio.imread")],
-    "imageio.v2": [("imread", "decode:imageio.imread")],
-    "imageio.v3": [("imread", "decode:imageio.imread")],
-    "skimage.io._io": [("imread", "decode:skimage.io.imread")],
-    "skimage.io": [("imread", "decode:skimage.io.imread")],
-    "tifffile.tifffile": [("imread", "decode:tifffile.imread")],
-    "tifffile": [("imread", "decode:tifffile.imread")],
+    **_same("imageio imageio.v2 imageio.v3", ("imread", "decode:imageio.imread")),
+    **_same("skimage.io._io skimage.io", ("imread", "decode:skimage.io.imread")),
+    **_same("tifffile.tifffile tifffile", ("imread", "decode:tifffile.imread")),
     "skimage.transform": _all("transform", "skimage", "resize rescale rotate warp"),
     "scipy.ndimage": _all(
         "transform", "scipy.ndimage", "zoom rotate affine_transform gaussian_filter map_coordinates"),
-    "numpy": [
-        ("load", "read:numpy.load"),
-        ("fromfile", "read:numpy.fromfile"),
-        ("loadtxt", "read:numpy.loadtxt"),
-    ],
+    "numpy": _all("read", "numpy", "load fromfile loadtxt"),
     # Arrays of an archive are unpacked when they are asked for.
-    "numpy.lib.npyio": [("NpzFile.__getitem__", "decode:numpy.npz")],
-    "numpy.lib._npyio_impl": [("NpzFile.__getitem__", "decode:numpy.npz")],
+    **_same("numpy.lib.npyio numpy.lib._npyio_impl", ("NpzFile.__getitem__", "decode:numpy.npz")),
     "zlib": [("decompress", "decode:zlib")],
-    "gzip": [("GzipFile.read", "decode:gzip"), ("decompress", "decode:gzip")],
-    "lzma": [("LZMAFile.read", "decode:lzma"), ("decompress", "decode:lzma")],
-    "bz2": [("BZ2File.read", "decode:bz2"), ("decompress", "decode:bz2")],
+    **{
+        name: [(f"{kind}File.read", f"decode:{name}"), ("decompress", f"decode:{name}")]
+        for name, kind in (("gzip", "Gzip"), ("lzma", "LZMA"), ("bz2", "BZ2"))
+    },
     "h5py._hl.dataset": [("Dataset.__getitem__", timed(choose=name_chunked_read))],
-    "zarr.core": [("Array.__getitem__", "read:zarr")],
-    "zarr.core.array": [("Array.__getitem__", "read:zarr")],
-    "pyarrow.parquet.core": [("read_table", "read:pyarrow.parquet.read_table@")],
-    "pyarrow.parquet": [("read_table", "read:pyarrow.parquet.read_table@")],
-    "pandas.io.parsers.readers": [("read_csv", "read:pandas.read_csv")],
-    "pandas.io.parsers": [("read_csv", "read:pandas.read_csv")],
+    **_same("zarr.core zarr.core.array", ("Array.__getitem__", "read:zarr")),
+    **_same("pyarrow.parquet.core pyarrow.parquet", ("read_table", "read:pyarrow.parquet.read_table@")),
+    **_same("pandas.io.parsers.readers pandas.io.parsers", ("read_csv", "read:pandas.read_csv")),
     "pandas.io.parquet": [("read_parquet", "read:pandas.read_parquet@")],
     "pandas": [("read_csv", "read:pandas.read_csv"), ("read_parquet", "read:pandas.read_parquet@")],
     "torch.serialization": [("load", "read:torch.load")],
@@ -118,8 +109,7 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
         *_all("decode", "soundfile.SoundFile", "read buffer_read buffer_read_into", "SoundFile."),
     ],
     "torchaudio": [("load", "decode:torchaudio.load@")],
-    "librosa.core.audio": [("load", "decode:librosa.load")],
-    "librosa": [("load", "decode:librosa.load")],
+    **_same("librosa.core.audio librosa", ("load", "decode:librosa.load")),
     "nibabel.loadsave": [("load", "read:nibabel.load")],
     "nibabel.dataobj_images": [("DataobjImage.get_fdata", "decode:nibabel.get_fdata")],
     "pydicom.filereader": [("dcmread", "read:pydicom.dcmread")],

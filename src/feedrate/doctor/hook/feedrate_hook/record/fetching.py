@@ -44,7 +44,6 @@ class Fetching:
         self._event_ns = 0
         self._last_end: clock.Reading | None = None
         self._others_ns = 0
-        self._collate_names: dict[int, str] = {}
         self._ends = 0
         self._ended_at = 0  # the fetch at which the last pass was over
 
@@ -115,7 +114,10 @@ class Fetching:
             return
         self._ends += 1
         try:
-            session.facts("worker-ended", worker_id=worker, batches=batches, shards=_count_shards())
+            # Hugging Face's iterable datasets say how many shards they have.
+            shards = getattr(getattr(_worker_info(), "dataset", None), "num_shards", None)
+            shards = shards if isinstance(shards, int) else None
+            session.facts("worker-ended", worker_id=worker, batches=batches, shards=shards)
         except Exception as error:
             session.trouble("fetch", error)
 
@@ -185,7 +187,6 @@ class Fetching:
 
 
 def _begin(worker: int) -> None:
-    """The first fetch of this process."""
     if worker >= 0:
         parts.end_prelude(is_forgotten=True)
         session.is_worker = True
@@ -229,13 +230,6 @@ def _measure_event() -> int:
 def _worker_info() -> Any:
     """Return what torch says about this worker; None: this is no worker."""
     return getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
-
-
-def _count_shards() -> int | None:
-    """Return how many shards the dataset says that it has; None: it does not say."""
-    dataset = getattr(_worker_info(), "dataset", None)
-    shards = getattr(dataset, "num_shards", None)  # of Hugging Face's iterable datasets
-    return shards if isinstance(shards, int) else None
 
 
 fetching = Fetching()

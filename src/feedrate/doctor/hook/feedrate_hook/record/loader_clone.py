@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import multiprocessing
 import random
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,21 +22,8 @@ from .parts import here
 FORKED_TIMEOUT_S, TIMEOUT_S = 30.0, 100.0
 
 
-class Recorded:
-    """A sampler that gives these index lists, over and over."""
-
-    def __init__(self, lists: list[Any]) -> None:
-        self._lists = lists
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.cycle(self._lists)
-
-    def __len__(self) -> int:
-        return len(self._lists)
-
-
 class Endless:
-    """The user's sampler, epoch after epoch."""
+    """The user's sampler, or lists of indices, over and over."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -56,25 +41,17 @@ class Remains:
     """A loader that only its iterator is left of: `for batch in DataLoader(...)` with persistent workers."""
 
     def __init__(self, iterator: Any) -> None:
-        self._iterator = weakref.ref(iterator)
         self._index_sampler = iterator._index_sampler
-        self.dataset = iterator._dataset
-        self.collate_fn = iterator._collate_fn
-        self.drop_last = iterator._drop_last
-        self.num_workers = iterator._num_workers
-        self.pin_memory = iterator._pin_memory
-        self.timeout = iterator._timeout
-        self.persistent_workers = iterator._persistent_workers
-        self.prefetch_factor = getattr(iterator, "_prefetch_factor", None)
-        self.worker_init_fn = getattr(iterator, "_worker_init_fn", None)
+        for name in (
+            "dataset", "collate_fn", "drop_last", "num_workers", "pin_memory", "timeout",
+            "persistent_workers", "prefetch_factor", "worker_init_fn",
+        ):  # fmt: skip
+            setattr(self, name, getattr(iterator, f"_{name}", None))
         self.batch_sampler = iterator._index_sampler if iterator._auto_collation else None
         self.sampler = getattr(self.batch_sampler, "sampler", iterator._index_sampler)
         self.batch_size = getattr(self.batch_sampler, "batch_size", None)
         workers = getattr(iterator, "_workers", ())
         self.multiprocessing_context = getattr(workers[0], "_start_method", None) if workers else None
-
-    def are_of(self, iterator: Any) -> bool:
-        return self._iterator() is iterator
 
     def __len__(self) -> int:
         return len(self._index_sampler)
@@ -120,15 +97,9 @@ def copy_loader(loader: Any, workers: int, lists: list[Any] | None = None) -> An
         if loader.batch_sampler is None:
             options["batch_size"] = None
         kind = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        options[kind] = Endless(getattr(loader, kind)) if lists is None else Recorded(lists)
+        options[kind] = Endless(getattr(loader, kind) if lists is None else lists)
     with quiet():
         return torch.utils.data.DataLoader(loader.dataset, **options)
-
-
-def start(loader: Any) -> Any:
-    """A new iterator."""
-    with quiet():
-        return iter(loader)
 
 
 def unhooked(iterator: Any) -> Any:
@@ -156,7 +127,8 @@ class Source:
 
     def __init__(self, loader: Any, iterator: Any = None) -> None:
         self._loader = loader
-        self.iterator = start(loader) if iterator is None else iterator
+        with quiet():
+            self.iterator = iter(loader) if iterator is None else iterator
 
     def next(self) -> Any:
         """A batch, without a record."""

@@ -42,8 +42,6 @@ class _Making:
 
 
 class _Iterator:
-    """What is known about an iterator."""
-
     def __init__(self, number: int, is_indexed: bool) -> None:
         self.number = number  # no other has it, as an address might
         self.is_indexed = is_indexed  # each batch is made from an index list
@@ -62,7 +60,7 @@ class Loaders:
         self._loaders = ByIdentity()
         self._iterators = ByIdentity()
         self._makings = ByIdentity()
-        self._remains: dict[int, loader_clone.Remains] = {}  # of loaders that are gone, by their iterators
+        self._remains = ByIdentity()  # of loaders that are gone, by their iterators
         self._has_told = False
         self._by_making: dict[Any, _Loader] = {}
         self._count = 0
@@ -74,9 +72,10 @@ class Loaders:
         known: _Iterator | None = self._iterators.get(iterator)
         loader = known.keeper() if known is not None and known.keeper is not None else None
         if loader is None:
-            loader = self._remains.get(id(iterator))
-            if loader is None or not loader.are_of(iterator):
-                loader = self._remains[id(iterator)] = loader_clone.Remains(iterator)
+            loader = self._remains.get(iterator)
+            if loader is None:
+                loader = loader_clone.Remains(iterator)
+                self._remains.put(iterator, loader)
         return loader
 
     def name_of(self, iterator: Any) -> Any:
@@ -182,7 +181,7 @@ class Loaders:
             else:
                 with Noted("pipeline"):  # nothing else of the loader shall be missing for it
                     told = describe.describe_pipeline(loader, iterator)
-                    session.facts("pipeline", loader=name, tables=opened_files.list_tables(), **told)
+                    session.facts("pipeline", loader=name, tables=list(opened_files.Seen.tables), **told)
         if making is not None:
             self._by_making[kind] = known
         self._loaders.put(loader, known)

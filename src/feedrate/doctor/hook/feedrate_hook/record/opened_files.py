@@ -5,6 +5,7 @@ figures, tables: in every step, since they are rare.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from typing import Any, ClassVar
@@ -21,9 +22,9 @@ _MOST_TABLES = 8
 _PROGRAM = (".py", ".pyc", ".pyi", ".so", " (deleted)", "locale-archive", "gconv-modules.cache", ".pth")
 
 
-class _Seen:
+class Seen:
     opened: ClassVar[set[str]] = set()
-    tables: ClassVar[dict[str, None]] = {}
+    tables: ClassVar[dict[str, None]] = {}  # that this process read or wrote so far
 
 
 def watch() -> None:
@@ -31,15 +32,15 @@ def watch() -> None:
 
 
 def after_fork() -> None:
-    _Seen.opened = set()
+    Seen.opened = set()
 
 
 def _on_open(args: Any) -> None:
     fetch = open_fetches.get(get_ident()) if open_fetches else None
     try:
         path, mode, flags = args
-        if type(path) is str and path.endswith(_TABLES) and len(_Seen.tables) < _MOST_TABLES:
-            _Seen.tables[os.path.abspath(path)] = None
+        if type(path) is str and path.endswith(_TABLES) and len(Seen.tables) < _MOST_TABLES:
+            Seen.tables[os.path.abspath(path)] = None
         if fetch is None or isinstance(path, int) or path is None:
             return
         is_writing = bool(flags & _WRITING) if mode is None else not mode.startswith("r") or "+" in mode
@@ -49,17 +50,13 @@ def _on_open(args: Any) -> None:
         session.trouble("open", error)
 
 
-def list_tables() -> list[str]:
-    """Return the tables that this process read or wrote so far."""
-    return list(_Seen.tables)
-
-
 def record_open() -> None:
     """Record the data files that are open or mapped already: HDF5, LMDB and memory maps are opened early."""
     paths = set()
     try:
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and _is_for_reading(name):
+            flags = fcntl.fcntl(int(name), fcntl.F_GETFL) if int(name) > 2 else os.O_WRONLY
+            if flags & os.O_ACCMODE != os.O_WRONLY:
                 paths.add(os.readlink(f"/proc/self/fd/{name}"))
     except (OSError, ValueError):
         pass
@@ -70,12 +67,6 @@ def record_open() -> None:
         pass
     data = [path for path in paths if _is_data(path) and os.path.isfile(path)]
     record_opened(sorted(data), clock.wall_ns())
-
-
-def _is_for_reading(descriptor: str) -> bool:
-    with open(f"/proc/self/fdinfo/{descriptor}", encoding="utf-8") as file:
-        flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
-    return int(flags, 8) & os.O_ACCMODE != os.O_WRONLY
 
 
 def _is_data(path: str) -> bool:
@@ -91,8 +82,8 @@ def record_opened(paths: list[str], start: int) -> None:
     """Record the paths of a fetch that are new; the facts get all their names with one write."""
     new = []
     for path in paths:
-        if path not in _Seen.opened and len(_Seen.opened) < layout.OPENED_PATHS:
-            _Seen.opened.add(path)
+        if path not in Seen.opened and len(Seen.opened) < layout.OPENED_PATHS:
+            Seen.opened.add(path)
             if _is_data(os.path.abspath(path)):
                 new.append(os.path.abspath(path))
     if new:

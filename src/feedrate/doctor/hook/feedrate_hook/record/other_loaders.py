@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from typing import Any
 
 from .. import layout
@@ -124,10 +123,7 @@ class Notes:
 def read_stats(loader: Any) -> dict[str, Any]:
     """Return what a Loader did since it was made, as plain numbers."""
     stats = loader.stats()
-    fact: dict[str, Any] = {
-        "stages": {stage.name: stage.busy_s for stage in stats.stages},
-        "cpu_s": time.process_time(),
-    }
+    fact: dict[str, Any] = {"stages": {stage.name: stage.busy_s for stage in stats.stages}}
     for field in ("batches", "samples", "by_pillow", "bytes_read", "consumer_waited_s", "makers_waited_s"):
         fact[field] = getattr(stats, field, None)
     fact["pillow_reasons"] = dict(getattr(stats, "pillow_reasons", None) or {})

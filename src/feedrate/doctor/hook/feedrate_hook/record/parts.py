@@ -336,14 +336,8 @@ class Prelude(Fetch):
         for name, (wall, _, _, timed) in self.times.items():
             calls = self._calls[name] if name not in self._inner else timed
             scale = calls / timed
-            parts.append(
-                {
-                    "name": name,
-                    "wall_ns": round(wall * scale),
-                    "calls": calls,
-                    "place": self._places.get(name, ""),
-                }
-            )
+            place = self._places.get(name, "")
+            parts.append({"name": name, "wall_ns": round(wall * scale), "calls": calls, "place": place})
         return sorted(parts, key=lambda part: -part["wall_ns"])[:_MOST_PARTS]
 
 
@@ -352,8 +346,7 @@ class _Now:
 
 
 def begin_prelude() -> None:
-    prelude = _Now.prelude = Prelude()
-    open_fetches[prelude.thread] = prelude
+    _Now.prelude = open_fetches[get_ident()] = Prelude()
 
 
 def end_prelude(is_forgotten: bool = False) -> None:

@@ -34,6 +34,7 @@ class Sample:
     watched = -1  # the number of the sample that did
     states: Any = None
     undrawn = 0  # watched samples on end that drew nothing
+    draws_from_numpy = False  # one of them did
     wake: Any = None  # wakes the thread that looks
 
 
@@ -64,13 +65,13 @@ def _end_sample(now: int) -> None:
         Sample.watched = -1
         states = random_states()
         Sample.undrawn = Sample.undrawn + 1 if states == Sample.states else 0
-        if _Twister.address and states[_NUMPY] != Sample.states[_NUMPY]:
-            _Twister.address = 0
+        Sample.draws_from_numpy = Sample.draws_from_numpy or states[_NUMPY] != Sample.states[_NUMPY]
     spent = now - Sample.start_ns
     Sample.usual_ns += (spent - Sample.usual_ns) >> 3 if Sample.usual_ns else spent
 
 
 _NUMPY = 1  # its place among the states
+_TWISTER_BYTES = 4 * 624 + 4  # its words, and the place among them
 
 
 def random_states() -> tuple[Any, ...]:
@@ -88,41 +89,18 @@ def random_states() -> tuple[Any, ...]:
     return tuple(states)
 
 
-class _Twister:
-    """numpy's global generator, read in place: numpy itself takes 50 microseconds to tell its state.
+def _numpy_state(module: Any) -> Any:
+    """Return that of numpy's global generator, read in place: numpy takes 50 microseconds to tell it.
 
     Only until a sample draws from it: of two normal numbers the second is what the first left over, and that
     is kept elsewhere.
     """
-
-    bits: Any = None  # held, so that its state stays where it is
-    address = 0  # 0: numpy is asked
-    words = 624
-    size = 4 * words + 4  # and the place among the words
-
-
-def _numpy_state(module: Any) -> Any:
-    bits = getattr(getattr(module, "_rand", None), "_bit_generator", None)
-    if bits is not _Twister.bits:
-        _Twister.bits = bits
-        _Twister.address = _address_of(bits, module.get_state(legacy=False)["state"])
-    if _Twister.address:
-        return ctypes.string_at(_Twister.address, _Twister.size)
+    bits: Any = getattr(getattr(module, "_rand", None), "_bit_generator", None)
+    if type(bits).__name__ == "MT19937" and not Sample.draws_from_numpy:
+        return ctypes.string_at(int(bits.ctypes.state_address), _TWISTER_BYTES)
     state = module.get_state(legacy=False)
     inner = state["state"]
     return inner.get("pos"), int(inner["key"][0]) if "key" in inner else str(inner), state.get("gauss")
-
-
-def _address_of(bits: Any, told: Any) -> int:
-    """Return where the state is, or 0 where it is not the one that numpy tells."""
-    try:
-        expected = told["key"].tobytes() + int(told["pos"]).to_bytes(4, sys.byteorder)
-        address = int(bits.ctypes.state_address)
-        if len(expected) == _Twister.size and ctypes.string_at(address, _Twister.size) == expected:
-            return address
-    except Exception:  # another generator, or another numpy
-        pass
-    return 0
 
 
 _MOST_BATCHES = 12  # that are written down

@@ -60,18 +60,16 @@ class _Looker:
     seed = 1
 
 
-def start() -> None:
-    """Start the thread, unless it runs. No threading.Thread: programs that count theirs do not see it."""
+def start(is_unasked: bool = False) -> None:
+    """Start the thread, unless it runs. No threading.Thread: programs that count theirs do not see it.
+
+    `is_unasked`: in a training that asks no loader.
+    """
+    _Looker.is_unasked = _Looker.is_unasked or is_unasked
     if _Looker.is_delayed:
         _Looker.is_delayed = False
         _wake()
     _start(0.0)
-
-
-def start_alone() -> None:
-    """Start it in a training that asks no loader."""
-    _Looker.is_unasked = True
-    start()
 
 
 def start_plain() -> None:

@@ -104,8 +104,7 @@ class Device(Noted):
             wall = round(first.elapsed_time(last) * 1e6)
             before = round(first.elapsed_time(forward) * 1e6) if forward is not None else 0
             inside = round(forward.elapsed_time(forward_end) * 1e6) if forward_end is not None else 0
-            idle = -1 if kind == layout.DEVICE else 0
-            session.ring.write(kind, 0, start_ns, wall, a=before, b=idle, c=inside, phase=phase)
+            session.ring.write(kind, 0, start_ns, wall, a=before, c=inside, phase=phase)
             # In this order nobody needs `first` any more: a wait's entry was the end of the step before it.
             self._pool += [event for event in (first, forward, forward_end) if event is not None]
         while len(pending) > _MOST_PENDING:
@@ -126,8 +125,7 @@ device = Device()
 _READING = "item tolist __bool__ __float__ __int__ __index__ __complex__ nonzero masked_select"
 # A loop that calls .item() for every sample would be slowed by the clocks: of many calls in one step, the
 # first are timed, and then fewer and fewer that stand for those before them.
-_FIRST_CALLS, _FURTHER_CALLS = 8, 8
-_FURTHER_STAND_FOR, _LATER_STAND_FOR = 4, 64
+_STAND_FOR = (*[1] * 8, *[4] * 8, 64)
 
 _texts: dict[Any, str] = {}  # that name the places which wait, by call, code and line
 
@@ -143,15 +141,10 @@ def _stands_for() -> int:
     """Return for how many calls the present one, which is timed, stands."""
     if _Calls.step != session.steps:
         _Calls.step, _Calls.timed = session.steps, 0
-    timed = _Calls.timed = _Calls.timed + 1
-    session.calls_to_skip = _count(timed + 1) - 1
-    return _count(timed)
-
-
-def _count(timed: int) -> int:
-    if timed <= _FIRST_CALLS:
-        return 1
-    return _FURTHER_STAND_FOR if timed <= _FIRST_CALLS + _FURTHER_CALLS else _LATER_STAND_FOR
+    timed = _Calls.timed
+    _Calls.timed = timed + 1
+    session.calls_to_skip = _STAND_FOR[min(timed + 1, len(_STAND_FOR) - 1)] - 1
+    return _STAND_FOR[min(timed, len(_STAND_FOR) - 1)]
 
 
 def _is_off() -> bool:
@@ -195,18 +188,14 @@ def _record_move(name: str, source: Any, target: Any, start: int, args: Any, kwa
         place = caller(3)
         if from_host:
             is_async = kwargs.get("non_blocking", any(a is True for a in args))
-            bits = int(source.is_pinned()) | 2 * bool(is_async) | 4 * _is_beside(target.device)
+            cuda = session.torch.cuda  # a copy with a stream of its own runs beside the computing
+            is_beside = cuda.current_stream(target.device) != cuda.default_stream(target.device)
+            bits = int(source.is_pinned()) | 2 * bool(is_async) | 4 * bool(is_beside)
             number = session.ring.name(place)
             session.ring.write(layout.COPY, number, start, wall, 0, 0, size, bits, source.element_size())
         else:
             number = session.ring.name(f"{name} {place}")
             session.ring.write(layout.READBACK, number, start, wall, 0, 0, size)
-
-
-def _is_beside(device: Any) -> bool:
-    """Say whether the copy has a stream of its own, so that it runs beside the computing."""
-    cuda = session.torch.cuda
-    return bool(cuda.current_stream(device) != cuda.default_stream(device))
 
 
 def _waited(original: Any) -> Any:
@@ -448,7 +437,7 @@ def _watch_alone() -> None:
         session.probing = True
         from . import stacks  # which looks at the training
 
-        stacks.start_alone()
+        stacks.start(is_unasked=True)
     elif done == _ALONE:
         note_alone()
     batch_arrived()
@@ -463,7 +452,6 @@ def note_alone() -> None:
 
 
 def patch_optimizer(module: Any) -> None:
-    """torch.optim.optimizer has been imported."""
     module.register_optimizer_step_pre_hook(_before_step)
     module.register_optimizer_step_post_hook(_after_step)
 

@@ -19,13 +19,13 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError
 from feedrate.format.raw import dump_bare_table
 from feedrate.kernel import Ranges
+from feedrate.lab.decode import IMAGE, Samples, open_files
 from feedrate.loader.batch import DEFAULT_PREFETCH, Ring
 from feedrate.loader.cached_pixels import BLOCK_BYTES
 from feedrate.loader.geometry import CropSampler
 from feedrate.loader.image import CenterCrop, ImageOp, RandomResizedCrop, Resize, whole
 from feedrate.loader.pipeline import Feed, Meter
 from feedrate.loader.results import LoaderTrial
-from feedrate.loader.samples import IMAGE, Samples, open_files
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.process import read_queued_s
 from feedrate.units import format_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from feedrate.bench.rounds import measure, measure_tree_cpu
+from feedrate.lab.child import measure, measure_tree_cpu
 
 
 class HandClock:

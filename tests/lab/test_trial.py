@@ -12,10 +12,10 @@ import pytest
 
 import feedrate
 from feedrate.errors import StorageError
-from feedrate.loader import trial as loader_trial
+from feedrate.lab import trial as loader_trial
+from feedrate.lab.decode import Samples, open_files
+from feedrate.lab.trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.loader.pipeline import Feed
-from feedrate.loader.samples import Samples, open_files
-from feedrate.loader.trial import TrialOptions, guess_options, options_of, try_loader
 from feedrate.machine.cpu import count_usable_cores
 from support.images import save_image
 

@@ -104,13 +104,6 @@ class Samples:
             raise StorageError(f"cannot read {path}: {error.strerror}") from error
 
 
-def pick(count: int, wanted: int, seed: int) -> I64:
-    """Return up to `wanted` of the numbers below `count`, in ascending order."""
-    if wanted >= count:
-        return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, wanted, replace=False)).astype(np.int64)
-
-
 @contextmanager
 def open_files(
     paths: Sequence[str], numbers: I64 | None = None, *, in_memory: bool = False

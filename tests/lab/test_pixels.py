@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate.loader.samples import compare_pixels, decode_as_torchvision, judge_pixels
+from feedrate.lab.decode import compare_pixels, decode_as_torchvision, judge_pixels
 from support.images import save_image
 
 

@@ -10,9 +10,10 @@ import pytest
 
 import feedrate
 from feedrate import PackOptions, pack
+from feedrate.draws import pick
 from feedrate.errors import NotFound, PackError, SourceError
 from feedrate.format.pack import Pack
-from feedrate.loader.samples import open_files, open_pack, pick
+from feedrate.lab.decode import open_files, open_pack
 from feedrate.source.folders import find_images
 from support.images import save_image
 from support.packs import write_numbers
