@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 MEASURED, GIVEN, STORED, ASSUMED = "measured", "given", "stored", "assumed"
 _FAR_ABOVE, _FAR_BELOW = 5.0, 20.0  # as factors: beyond, nothing is known
@@ -80,24 +82,77 @@ class Figure:
 
 def combine(function: Callable[..., float], figures: Mapping[str, Figure], **fixed: Any) -> Figure:
     """Return what `function` makes of figures, given by name, with the interval that theirs give it."""
-    return combine_all(lambda **values: (function(**values, **fixed),), figures)[0]
-
-
-def combine_all(function: Callable[..., Sequence[float]], figures: Mapping[str, Figure]) -> list[Figure]:
-    """Return the same for a function with several results.
-
-    Each figure is moved to its bounds while the others stay; the changes add up as independent errors do. A
-    result is as sure as the least sure of the figures that it depends on, and has the notes of those.
-    """
     values = {name: figure.value for name, figure in figures.items()}
-    middle = function(**values)
+
+    def evaluate(name: str, value: float) -> Sequence[float]:
+        return (function(**values | ({name: value} if name else {}), **fixed),)
+
+    return _move_each(evaluate, figures)[0]
+
+
+def vary(function: Callable[..., Sequence[Result]], *records: Any) -> list[Result]:
+    """Return what `function` makes of records, with the intervals that their figures give it.
+
+    It reads the values of figures alone, and returns exact figures, or records with such. It is called once
+    for each bound of each figure.
+    """
+    figures = dict(_list_figures(records, ()))
+    results = function(*records)
+    parts = [(n, path) for n, result in enumerate(results) for path, _ in _list_figures(result, ())]
+
+    def evaluate(path: tuple[Any, ...], value: float) -> Sequence[float]:
+        made = function(*_put(records, path, Figure.exactly(value))) if path else results
+        return [_get(made[n], part).value for n, part in parts]
+
+    moved: list[Any] = list(results)
+    for (n, part), figure in zip(parts, _move_each(evaluate, figures), strict=True):
+        moved[n] = _put(moved[n], part, figure)
+    return moved
+
+
+def _list_figures(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Figure]]:
+    if isinstance(value, Figure):
+        yield path, value
+    elif isinstance(value, tuple):
+        for number, one in enumerate(value):
+            yield from _list_figures(one, (*path, number))
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _list_figures(getattr(value, field.name), (*path, field.name))
+
+
+def _get(record: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        record = record[name] if isinstance(record, tuple) else getattr(record, name)
+    return record
+
+
+def _put(record: Any, path: tuple[Any, ...], figure: Figure) -> Any:
+    """Return a record with another figure in the place of one of its own."""
+    if not path:
+        return figure
+    first, *rest = path
+    if isinstance(record, tuple):
+        return (*record[:first], _put(record[first], tuple(rest), figure), *record[first + 1 :])
+    return replace(record, **{first: _put(getattr(record, first), tuple(rest), figure)})
+
+
+def _move_each(
+    function: Callable[[Any, float], Sequence[float]], figures: Mapping[Any, Figure]
+) -> list[Figure]:
+    """Return results for the values of figures; their bounds, by moving each in turn while the others stay.
+
+    The changes add up as independent errors do. A result is as sure as the least sure of the figures that it
+    depends on, and has the notes of those. `function` gets no name where all stay.
+    """
+    middle = function((), 0.0)
     below, above, least = [0.0] * len(middle), [0.0] * len(middle), list(middle)
     behind: list[list[Figure]] = [[] for _ in middle]
     for name, figure in figures.items():
         is_exact = figure.low == figure.high
         # An exact figure is moved a little, to see what depends on it.
         bounds = (figure.value * 0.99, figure.value * 1.01) if is_exact else (figure.low, figure.high)
-        ends = [function(**{**values, name: bound}) for bound in bounds]
+        ends = [function(name, bound) for bound in bounds]
         for i, value in enumerate(middle):
             changes = [end[i] - value for end in ends]
             if any(abs(change) > _COUNTS * abs(value) for change in changes):

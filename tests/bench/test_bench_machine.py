@@ -22,6 +22,7 @@ from feedrate.bench import machine
 from feedrate.bench.machine import bench_machine, choose_stores
 from feedrate.bench.results import MachineResult
 from feedrate.cli import main
+from feedrate.cli.output import dump_document
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import Figure
 from feedrate.files.lock import lock_fd
@@ -31,7 +32,6 @@ from feedrate.lab.trial_files import Sizes, check_store, choose_sizes
 from feedrate.machine.describe import find_node
 from feedrate.machine.disk import Room, describe_storage
 from feedrate.model.numbers import load_numbers
-from feedrate.report.document import dump_document
 from support.bench_results import make_machine_result, make_store_speed
 
 NAME = "feedrate-bench-machine-"

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from feedrate.cli import main
-from feedrate.cli.output import check_target
+from feedrate.cli.output import check_target, dump_document
 from feedrate.doctor.results import Diagnosis, Fact, RunFacts
 from feedrate.errors import DoctorError, StorageError
 from feedrate.machine.describe import describe_machine
-from feedrate.report.document import dump_document
 from support.scratches import as_stranger
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from feedrate.cli.output import dump_document
 from feedrate.doctor.results import Diagnosis, RunFacts, load_diagnosis
 from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
-from feedrate.report.document import dump_document
 from support.diagnoses import DIAGNOSES, make_decode_bound, make_nasty, make_run, reread, write
 from support.examples import examples
 

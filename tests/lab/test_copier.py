@@ -15,8 +15,7 @@ from feedrate.lab.copier import try_copier
 from feedrate.lab.store import Neighbours
 from feedrate.machine.process import CoreTimes
 from feedrate.model.ways import copy_s
-from feedrate.plan.outcome import make_store as make_values
-from feedrate.plan.outcome import name_store
+from feedrate.plan.outcome import complete_store, value_store
 from feedrate.plan.ways import make_plan
 from feedrate.plan.what_if import parse_what_if
 from support.plans import make_node, make_store, make_survey
@@ -66,8 +65,7 @@ def test_names_that_are_asked_for_one_by_one_count_and_no_file_is_asked_again(
 
 def test_a_copy_takes_what_the_copier_took_and_other_files_what_single_calls_do() -> None:
     tried = replace(make_store(), copy_bytes_per_s=Figure.exactly(1e6))
-    values = {name: figure.value for name, figure in name_store("source", tried).items()}
-    source = make_values("source", values, keeps_pages=True)
+    source = value_store(complete_store(tried))
     target = replace(source, write_bytes_per_s=1e12, create_s=1e-9)
     assert copy_s(10, 30e6, source, target) == pytest.approx(30, rel=0.05)
     assert copy_s(10, 30e6, replace(source, copy_bytes_per_s=None), target) < 5

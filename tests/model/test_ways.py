@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from feedrate.loader.order import Shuffled
 from feedrate.loader.ranks import Shares
+from feedrate.model import limits
 from feedrate.model.ways import (
     Load,
     Store,
@@ -32,7 +33,9 @@ SLOW = Store(
     keeps_pages=True,
 )  # fmt: skip
 FAST = Store(2e-5, 1e-4, 5e-5, 1e9, 3e9, 1e5, 2e-5, 4e9, 1e9, 5e-5, True)
-PHOTOS = Load(10_000, 110e3, True, cpu_s=0.007, core_gain=2.0, readers=2, device_s=0.0)
+PHOTOS = Load(
+    samples=10_000, sample_bytes=110e3, is_files=True, fetch_cpu_s=0.007, cores=2.0, workers=2, device_s=0.0
+)
 
 stores = st.builds(
     Store, st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e-6, 1), st.floats(1e5, 1e10),
@@ -41,8 +44,9 @@ stores = st.builds(
     st.floats(1e-6, 1), st.booleans(),
 )  # fmt: skip
 loads = st.builds(
-    Load, st.floats(1, 1e9), st.floats(1, 1e8), st.booleans(), st.floats(1e-6, 10), st.floats(0.5, 512),
-    st.floats(1, 512), st.floats(0, 1),
+    Load, samples=st.floats(1, 1e9), sample_bytes=st.floats(1, 1e8), is_files=st.booleans(),
+    fetch_cpu_s=st.floats(1e-6, 10), cores=st.floats(0.5, 512), workers=st.floats(1, 512),
+    device_s=st.floats(0, 1),
 )  # fmt: skip
 
 
@@ -64,27 +68,27 @@ def test_a_slower_store_never_makes_an_epoch_faster(load: Load, store: Store, fa
 @given(loads, stores)
 def test_no_epoch_is_faster_than_its_device_its_cores_or_its_store(load: Load, store: Store) -> None:
     seconds = epoch(load, store, warm=0.0).seconds / load.samples
-    for least in (load.device_s, load.cpu_s / load.core_gain, load.sample_bytes / store.total_bytes_per_s):
+    for least in (load.device_s, load.fetch_cpu_s / load.cores, load.sample_bytes / store.total_bytes_per_s):
         assert seconds >= least * 0.9999
 
 
 def test_two_readers_that_wait_for_a_slow_store_take_half_of_its_latency_per_file() -> None:
-    found = epoch(PHOTOS.with_(cpu_s=1e-6), SLOW, warm=0.0)
+    found = epoch(replace(PHOTOS, fetch_cpu_s=1e-6), SLOW, warm=0.0)
     assert found.seconds == pytest.approx(10_000 * (0.006 + 110e3 / 50e6) / 2, rel=0.01)
-    assert found.limit == "source"
+    assert found.limit == limits.STORAGE
 
 
 def test_two_workers_that_decode_on_two_cores_wait_for_the_cores() -> None:
-    assert epoch(PHOTOS, FAST, warm=1.0).limit == "cores"
+    assert epoch(PHOTOS, FAST, warm=1.0).limit == limits.DECODE
 
 
 def test_a_slow_device_is_the_limit_whatever_the_store() -> None:
-    found = epoch(PHOTOS.with_(device_s=0.1), SLOW, warm=0.0)
-    assert (found.limit, found.seconds) == ("device", pytest.approx(1000, rel=0.01))
+    found = epoch(replace(PHOTOS, device_s=0.1), SLOW, warm=0.0)
+    assert (found.limit, found.seconds) == (limits.DEVICE, pytest.approx(1000, rel=0.01))
 
 
 def test_workers_that_wait_for_a_store_are_wanted_in_larger_numbers_than_there_are_cores() -> None:
-    waiting = PHOTOS.with_(cpu_s=0.001, device_s=0.0005)
+    waiting = replace(PHOTOS, fetch_cpu_s=0.001, device_s=0.0005)
     assert find_workers(waiting, SLOW, 64, each=1) > 4
     assert find_workers(waiting, FAST, 64, each=1) <= 3
 
@@ -107,7 +111,7 @@ def test_copying_is_never_faster_than_the_source_gives_or_the_target_takes(
 
 
 def test_packing_reads_every_file_once() -> None:
-    found = pack_s(PHOTOS.with_(cpu_s=0.0005), SLOW, FAST, warm=0.0, list_s=3.0, size_bytes=1.2e9)
+    found = pack_s(replace(PHOTOS, fetch_cpu_s=0.0005), SLOW, FAST, warm=0.0, list_s=3.0, size_bytes=1.2e9)
     asking = 10_000 * 0.002
     assert found == pytest.approx(3 + asking + 10_000 * (0.006 + 110e3 / 50e6 + 0.0005) / 2, rel=0.03)
 
@@ -150,7 +154,7 @@ def test_no_worker_makes_less_than_nothing_or_more_than_all(samples: float, batc
 
 
 def test_a_wait_that_was_measured_counts_in_place_of_what_the_store_would_give() -> None:
-    measured = PHOTOS.with_(cpu_s=1e-6, wait_s=0.1)
+    measured = replace(PHOTOS, fetch_cpu_s=1e-6, wait_s=0.1)
     assert epoch(measured, SLOW, warm=0.0).seconds == pytest.approx(10_000 * 0.1 / 2, rel=0.01)
 
 
@@ -163,8 +167,8 @@ def test_a_read_in_a_shard_waits_once_per_answer_of_the_store() -> None:
 
 
 def test_the_process_that_serves_a_store_takes_cores_from_workers_that_are_many() -> None:
-    many = replace(PHOTOS, readers=64.0, wait_s=0.006, server_s=0.007, read_cpu_s=0.0)
-    few = replace(many, readers=1.0)
+    many = replace(PHOTOS, workers=64.0, wait_s=0.006, server_s=0.007, read_cpu_s=0.0)
+    few = replace(many, workers=1.0)
     alone = replace(many, server_s=0.0)
     assert epoch(many, SLOW, warm=0.0).seconds > 1.7 * epoch(alone, SLOW, warm=0.0).seconds
     assert epoch(few, SLOW, warm=0.0).seconds == pytest.approx(
@@ -174,7 +178,7 @@ def test_the_process_that_serves_a_store_takes_cores_from_workers_that_are_many(
 
 
 def test_reading_takes_cpu_time_of_what_is_not_in_memory() -> None:
-    reading = replace(PHOTOS, readers=1.0, wait_s=0.006, read_cpu_s=0.002)
+    reading = replace(PHOTOS, workers=1.0, wait_s=0.006, read_cpu_s=0.002)
     costs_s = [epoch(reading, SLOW, warm=warm).seconds / 10_000 for warm in (0.0, 0.5)]
     assert costs_s[0] == pytest.approx(0.015, rel=0.02)
     assert costs_s[1] == pytest.approx(0.011, rel=0.05)

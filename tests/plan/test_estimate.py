@@ -14,6 +14,7 @@ import pytest
 
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
+from feedrate.lab.store import NOT_SEEN
 from feedrate.machine.memory import MemoryRoom
 from feedrate.machine.results import StoreSpeed
 from feedrate.model.ways import COPY_FILE_S
@@ -32,6 +33,8 @@ STORE = replace(
     stat_s=Figure.exactly(1e-9),
 )
 
+TARGET = replace(STORE, write_bytes_per_s=Figure.exactly(1e10), create_s=Figure.exactly(1e-6))
+
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
@@ -47,7 +50,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
         return replace(STORE, path=folder)
 
     monkeypatch.setattr(estimate, "measure_store", measure_store)
-    monkeypatch.setattr(estimate, "measure_writes", lambda _: (Figure.exactly(1e10), Figure.exactly(1e-6)))
+    monkeypatch.setattr(estimate, "try_copier", lambda *_, **__: None)
+    monkeypatch.setattr(estimate, "find_scratch_speed", lambda *_: TARGET)
+    monkeypatch.setattr(estimate.Neighbours, "describe", lambda _: "")
     return tmp_path / "nfs", tmp_path / "scr"
 
 
@@ -146,10 +151,10 @@ def test_where_nothing_can_be_read_stored_numbers_are_used(
 def test_a_target_that_cannot_be_written_to_is_another_to(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: str) -> None:
+    def refuse(*_: object) -> None:
         raise StorageError("cannot write there", hint="--scratch DIR")
 
-    monkeypatch.setattr(estimate, "measure_writes", refuse)
+    monkeypatch.setattr(estimate, "find_scratch_speed", refuse)
     with pytest.raises(StorageError, match="cannot write there") as raised:
         ask("1GB", folders)
     assert "--to DIR" in str(raised.value.hint)
@@ -170,12 +175,37 @@ def test_a_copy_to_memory_is_held_against_what_the_job_has_of_it(
     assert note == f"it does not fit: {folders[1]} is memory, of which a copy may take 5.37 GB here"
 
 
-def test_files_that_were_in_memory_say_little_of_the_disk(
+def test_files_that_were_in_memory_say_nothing_of_the_disk(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ask("1GB", folders).notes == ()
-    monkeypatch.setattr(estimate, "measure_store", lambda *_, **__: replace(STORE, cold_share=0.0))
-    assert "was in memory already" in ask("1GB", folders).notes[0]
+    unseen = replace(STORE, file_s=near(0.01, ASSUMED, NOT_SEEN, factor=5.0))
+    monkeypatch.setattr(estimate, "measure_store", lambda *_, **__: unseen)
+    found = ask("1GB", folders, files=100_000)
+    assert f"{NOT_SEEN}: {folders[0]}" in found.notes
+    assert found.answers[""].origin == ASSUMED
+    assert found.answers[""].high > 3 * found.answers[""].value
+
+
+def test_files_like_those_that_are_there_take_what_the_copier_took(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "try_copier", lambda *_, **__: Figure.exactly(1e5))
+    alone, many = ask("1GB", folders).answers.values()
+    assert many.value == pytest.approx(1e9 / 1e5 + 1e6 * COPY_FILE_S, rel=0.01)
+    assert alone.value < 20
+    assert ask(folders[0], folders).figures["copying such files"][0].value == 1e5
+
+
+def test_a_copy_that_was_asked_for_on_a_busy_machine_says_so(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = ask("1GB", folders, files=1).answers[""]
+    busy = "other processes took 1.5 of 2 cores meanwhile"
+    monkeypatch.setattr(estimate.Neighbours, "describe", lambda _: busy)
+    found = ask("1GB", folders, files=1)
+    assert busy in found.notes
+    assert (found.answers[""].origin, found.answers[""].low < 0.6 * quiet.low) == (ASSUMED, True)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from feedrate.cli import make_parser
 from feedrate.figures import ASSUMED, GIVEN, Figure
 from feedrate.loader.order import Shuffled
 from feedrate.loader.ranks import Shares
+from feedrate.model import limits
 from feedrate.plan.node import describe_node
 from feedrate.plan.results import Plan, Way
 from feedrate.plan.ways import make_plan, recommend
@@ -84,7 +85,7 @@ def test_the_parts_of_a_way_add_up_to_its_whole_run() -> None:
 
 def test_one_epoch_has_no_later_ones() -> None:
     found = way(make_plan(make_survey(), make_node(), epochs=1), "pack")
-    assert [label for label, _ in found.timeline] == ["pack", "first epoch"]
+    assert [label for label, _ in found.timeline] == ["pack", "first"]
 
 
 def test_a_pack_is_not_packed_again() -> None:
@@ -434,7 +435,7 @@ def test_without_a_rate_of_the_model_no_reason_speaks_of_the_whole_run() -> None
     )
     assert "54% of the 99.0 s that loading alone takes" in saved
     assert short == "as it is, loading alone takes 9.00 s"
-    assert "what loading waits for" in nothing
+    assert "loading waits for the device, and no other way" in nothing
 
 
 def test_one_epoch_is_faster_and_several_are() -> None:
@@ -494,7 +495,7 @@ def test_workers_are_no_limit_where_more_of_them_change_nothing(
     node = make_node(model_rate=QUICK_GPU, cores=Figure.exactly(cores))
     plan = make_plan(survey, node, workers=workers)
     if way(plan, "workers").why_not:
-        assert way(plan, "in-place").limit != "workers"
+        assert way(plan, "in-place").limit != limits.STARVED
 
 
 @pytest.mark.parametrize(("gpus", "workers"), [(0, 2), (1, 2), (4, 1)])
@@ -504,5 +505,5 @@ def test_there_are_never_more_workers_than_batches(gpus: int, workers: int) -> N
     survey = make_survey(samples=few, files=few, pillow_s=near(1e-4), source=slow_store(), resident=0.0)
     plan = make_plan(survey, make_node(model_rate=None, gpus=gpus), workers=workers)
     assert way(plan, "workers").why_not == f"{workers} are enough"
-    assert way(plan, "in-place").limit != "workers"
+    assert way(plan, "in-place").limit != limits.STARVED
     assert f"num_workers={workers})" in way(plan, "stage").commands[-1]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import RandomErasing, RandomResizedCrop
+from feedrate.cli.output import dump_document
 from feedrate.doctor.analyse.call_draft import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.results import Diagnosis, HotLine, Remedy, TimeShare
@@ -21,7 +22,6 @@ from feedrate.report.doctor import draw_diagnosis, draw_full
 from feedrate.report.doctor_page import draw_doctor_page
 from feedrate.report.doctor_trace import draw_trace
 from feedrate.report.doctor_verify import draw_check
-from feedrate.report.document import dump_document
 from support.diagnoses import (
     DIAGNOSES,
     NASTY,

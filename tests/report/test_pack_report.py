@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from feedrate import PackOptions, pack
+from feedrate.cli.output import dump_document
 from feedrate.errors import UsageError
 from feedrate.packing import workers
 from feedrate.packing.check.describe import describe
@@ -19,7 +20,6 @@ from feedrate.packing.results import PackResult, VerifyResult
 from feedrate.packing.workers import run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.report.check import draw_description, draw_verify
-from feedrate.report.document import dump_document
 from feedrate.report.pack import draw_pack
 from feedrate.report.progress import ProgressBar
 from support.images import save_image

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_origin, get_type_hints
 
+from feedrate.cli.output import dump_document
 from feedrate.doctor.results import (
     Curve,
     Diagnosis,
@@ -25,7 +26,6 @@ from feedrate.doctor.results import (
     TimeShare,
     load_diagnosis,
 )
-from feedrate.report.document import dump_document
 from support.bench_results import MACHINE
 
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\n\udcff"

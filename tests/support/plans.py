@@ -54,14 +54,14 @@ def make_way(code: str, name: str, before: float, first: float, later: float, **
     total = before + first + 89 * later
     way = Way(
         code, name, near(before, ASSUMED), near(first, ASSUMED), near(later, ASSUMED), near(total, ASSUMED),
-        disk_bytes=Figure.exactly(0), memory_bytes=near(6e9), limit="device", pays_after=2.3,
+        disk_bytes=Figure.exactly(0), memory_bytes=near(6e9), limit="device-bound", pays_after=2.3,
         gpu_hours_saved=near(12.5), why_not="", needs="", commands=(),
-        timeline=(("pack", before), ("first epoch", first), ("later epochs", 89 * later)),
+        timeline=(("pack", before), ("first", first), ("later", 89 * later)),
     )  # fmt: skip
     return replace(way, **changes)
 
 
-IN_PLACE = make_way("in-place", "read in place", 0, 1030, 1030, limit="source", pays_after=None,
+IN_PLACE = make_way("in-place", "read in place", 0, 1030, 1030, limit="storage-bound", pays_after=None,
                     gpu_hours_saved=Figure.exactly(0))  # fmt: skip
 PACKED = make_way(
     "pack-stage", "pack, then stage on scratch", 620, 910, 905, disk_bytes=near(139e9),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import signal
 import stat
@@ -13,10 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from feedrate.errors import AlreadyExists, NotFound, StorageError, clean, clean_lines
 from feedrate.units import format_count
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# Goes up when a field changes its meaning or goes away; new fields leave it as it is.
+SCHEMA_VERSION = 1
 
 # What stands for a character that an encoding lacks: one cell for one, so that tables stay aligned.
 _PLAIN = str.maketrans("±°µ█▌░", "~^u##.")
@@ -84,7 +91,7 @@ def emit(
     arguments: argparse.Namespace,
     command: str,
     result: Any,
-    draw: Callable[..., Any] | None = None,
+    draw: Callable[..., str] | None = None,
     *,
     path: str = "",
     page: Callable[[], str] | None = None,
@@ -100,8 +107,6 @@ def emit(
         page: makes the page, where one was asked for.
         speak: says what was written; None: `say`.
     """
-    from feedrate.report.document import dump_document
-
     if arguments.json != "-" and draw is not None:
         show_result(draw, result)
     if arguments.json != "-" and path:
@@ -111,6 +116,27 @@ def emit(
         write_text(arguments.html, page())
         (speak or say)(f"wrote {arguments.html}")
     return code
+
+
+def dump_document(command: str, result: DataclassInstance) -> str:
+    """Return any result as one JSON object: its own fields, under the command's name and a schema version."""
+    import json
+
+    fields = _plain(dataclasses.asdict(result))
+    if "command" in fields:
+        # Of the doctor: what it ran. `command` says whose document this is, in all of them.
+        fields = {"argv": fields.pop("command"), **fields}
+    document = {"command": command, "schema_version": SCHEMA_VERSION, **fields}
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    # JSON has no infinity and no NaN; strict readers stumble over Python's.
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(arguments: argparse.Namespace, text: str) -> None:

@@ -30,7 +30,7 @@ from feedrate.cli.output import (
     say,
     show_result,
 )
-from feedrate.errors import NotFound, UsageError
+from feedrate.errors import NotFound, UsageError, need
 
 if TYPE_CHECKING:
     from feedrate.watch.devices import Gpus
@@ -132,6 +132,7 @@ class View:
 
     def follow(self, stream: TextIO, interval_s: float) -> None:
         """Read and draw until the job ends or a key says so."""
+        need("rich")
         from rich.console import Console
         from rich.live import Live
 

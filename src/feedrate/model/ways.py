@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from feedrate.model import limits
 from feedrate.model.pipeline import Pipeline, best_workers, soft_max
 
-CORES, WORKERS, SOURCE = "cores", "workers", "source"  # names of limits, beside those of a Pipeline
 COPY_STREAMS = 8  # reads in flight of `feedrate stage`
 COPY_BLOCK_BYTES = 4 << 20  # larger files are read in blocks, several at a time
 # CPU time of `feedrate stage` for a file, in one thread at a time: made, checked, renamed, synced.
@@ -56,9 +56,12 @@ class Store:
         return replace(self, total_bytes_per_s=each, files_per_s=files_per_s, copy_bytes_per_s=copied)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What an epoch asks of a node.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load(Pipeline):
+    """What an epoch asks of a node: a training loop whose times are those of one sample, and what it reads.
+
+    Its workers are samples that are made at a time: worker processes or threads; each reads, then decodes.
+    0: the training processes make them between their steps. Its cores are what all make, in units of one.
 
     Attributes:
         samples: of this node. A sample is read from its own file (`is_files`) or from the middle of a shard.
@@ -66,23 +69,18 @@ class Load:
         asked: the share of the samples that is read at all; the others are in a cache.
         wait_s: what one reader waits for a sample that is not in memory, where that was measured;
             None: as the store's figures say.
-        read_cpu_s, server_s: CPU time for a sample that is not in memory, more than `cpu_s`: of the reader,
-            and of a process that serves the store on this node.
+        read_cpu_s, server_s: CPU time for a sample that is not in memory, more than `fetch_cpu_s`: of the
+            reader, and of a process that serves the store on this node.
         reads: reads of the store for one sample of a shard: fewer than one where several share a page.
-        cpu_s: CPU time to make a sample; `core_gain`: what all cores make, in units of one.
-        readers: samples that are made at a time: worker processes or threads; each reads, then decodes.
-            0: the training processes make them between their steps; `ranks`: how many of these there are.
-        device_s: the device's time for a sample; `device_cpu_s`: CPU time of the loop in it.
+        ranks: training processes.
     """
 
+    device_cpu_s: float = 0.0
+    fetch_blocked_s: float = 0.0
+    handover_s: float = 0.0
     samples: float
     sample_bytes: float
     is_files: bool
-    cpu_s: float
-    core_gain: float
-    readers: float
-    device_s: float
-    device_cpu_s: float = 0.0
     wait_s: float | None = None
     reads: float = 1.0
     read_cpu_s: float = 0.0
@@ -90,12 +88,11 @@ class Load:
     ranks: int = 1
     asked: float = 1.0
 
-    def with_(self, **changes: float | bool) -> Load:
-        return replace(self, **changes)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
+    """`limit`: a code of model/limits.py."""
+
     seconds: float
     limit: str
 
@@ -112,43 +109,37 @@ def cold_s(load: Load, store: Store) -> float:
     return load.reads * max(store.read_s, store.read_s / 2 + streaming)
 
 
-def _pipeline(load: Load, blocked_s: float) -> Pipeline:
-    makers = 1 if load.readers else load.ranks
-    return Pipeline(
-        device_s=load.device_s,
-        device_cpu_s=load.device_cpu_s,
-        fetch_cpu_s=load.cpu_s / makers,
-        fetch_blocked_s=blocked_s / makers,
-        handover_s=0.0,
-        workers=max(load.readers, 1.0) if load.readers else 0.0,
-        cores=load.core_gain,
-    )
-
-
 def find_workers(load: Load, store: Store, most: int, *, each: float) -> int:
     """Return the smallest number of workers, of `each` ranks, that is about as good as any up to `most`."""
-    return best_workers(_pipeline(load.with_(readers=1.0), cold_s(load, store)), most, each)
+    return best_workers(replace(load, workers=1.0, fetch_blocked_s=cold_s(load, store)), most, each)
 
 
-def epoch(load: Load, store: Store, *, warm: float, name: str = SOURCE) -> Epoch:
+def epoch(load: Load, store: Store, *, warm: float) -> Epoch:
     """Return how long an epoch takes, and what limits it; `warm`: in memory, of the bytes that are read."""
     cold, warm = load.asked * (1 - warm), load.asked * warm
     waiting_s = cold * cold_s(load, store)
     warm_s = (store.warm_file_s if load.is_files else 0.0) + load.sample_bytes / store.warm_bytes_per_s
-    reading = load.with_(
-        cpu_s=load.cpu_s + cold * load.read_cpu_s,
+    makers = 1 if load.workers else load.ranks
+    step = replace(
+        load,
+        fetch_cpu_s=(load.fetch_cpu_s + cold * load.read_cpu_s) / makers,
+        fetch_blocked_s=(waiting_s + warm * warm_s) / makers,
         device_cpu_s=load.device_cpu_s + cold * load.server_s,
     )
-    pipeline = _pipeline(reading, waiting_s + warm * warm_s)
     ceiling = cold * max(
         load.sample_bytes / store.total_bytes_per_s, 1 / store.files_per_s if load.is_files else 0.0
     )
-    limits = {**pipeline.limits, name: ceiling}
-    slowest = max(limits, key=lambda part: limits[part])
-    if slowest == WORKERS:
-        # More readers would help: those that wait for the store name it, those that compute, themselves.
-        slowest = name if waiting_s > load.cpu_s else WORKERS if load.readers < load.core_gain else CORES
-    return Epoch(load.samples * soft_max(pipeline.step_s, ceiling), slowest)
+    parts = {**step.limits, "store": ceiling}
+    slowest = max(parts, key=lambda part: parts[part])
+    # More readers would help: those that wait for the store name it, those that compute, themselves.
+    if slowest == "store" or (slowest == "workers" and waiting_s > load.fetch_cpu_s):
+        limit = limits.STORAGE
+    elif slowest == "workers" and load.workers < load.cores:
+        limit = limits.STARVED
+    else:
+        is_device = slowest == "device" or step.device_cpu_s > step.fetch_cpu_s
+        limit = limits.DEVICE if is_device else limits.DECODE
+    return Epoch(load.samples * soft_max(step.step_s, ceiling), limit)
 
 
 def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> float:
@@ -172,11 +163,11 @@ def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> flo
 def pack_s(
     load: Load, source: Store, target: Store, *, warm: float, list_s: float, size_bytes: float
 ) -> float:
-    """Return how long `feedrate pack` takes: `load.cpu_s` is what packing a sample costs.
+    """Return how long `feedrate pack` takes: `load.fetch_cpu_s` is what packing a sample costs.
 
     Folders are listed, and files asked for their sizes, by all cores but one.
     """
-    asking = load.samples * source.stat_s / max(load.readers - 1, 1.0) if load.is_files else 0.0
+    asking = load.samples * source.stat_s / max(load.workers - 1, 1.0) if load.is_files else 0.0
     reading = epoch(load, source, warm=warm).seconds
     return START_S + list_s + asking + soft_max(reading, size_bytes / target.write_bytes_per_s)
 
@@ -276,4 +267,4 @@ def find_unevenness(samples: float, batch_size: float, workers: float) -> float:
     most = rounds * batch_size
     if (batches - 1) % workers < 1:  # the last round is one batch, which need not be full
         most += samples - batches * batch_size
-    return max(min(most, samples) * workers / samples, 1.0)
+    return max(workers * (min(most, samples) / samples), 1.0)

@@ -10,37 +10,37 @@ import math
 import os
 import random
 import re
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
-from feedrate.figures import ASSUMED, GIVEN, Figure, combine
-from feedrate.lab.store import PATIENCE_S, call_patiently, measure_store, measure_writes
+from feedrate.figures import ASSUMED, GIVEN, Figure, combine, vary
+from feedrate.lab.copier import try_copier
+from feedrate.lab.store import NOT_SEEN, PATIENCE_S, Neighbours, call_patiently, measure_store
 from feedrate.machine.disk import describe_storage, find_scratch, measure_room
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.model.numbers import find_store
 from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
-from feedrate.plan.node import describe_node, measure_memory, note_age
-from feedrate.plan.outcome import PROCESS_BYTES, collect_figures, make_store, name_store
+from feedrate.plan.node import describe_node, find_scratch_speed, measure_memory, note_age
+from feedrate.plan.outcome import PROCESS_BYTES, complete_store, complete_survey, value_store
 from feedrate.plan.recipes import MARGIN
 from feedrate.plan.results import Estimate, Plan, Survey, Way
 from feedrate.plan.survey import Sizes, measure_sizes, survey_dataset
-from feedrate.plan.ways import MODEL_ERROR, make_plan
+from feedrate.plan.ways import find_error, make_plan
 from feedrate.units import format_bytes, format_count, parse_bytes, shell_quote
 
 _TRAINING = Figure.within(PROCESS_BYTES, 1.5, ASSUMED, "torch, CUDA's context, pinned batches")
 _MOST_SIZES = 512  # files whose size is asked for
-_ENOUGH_COLD = 0.2  # of the bytes that were read: with fewer, a store was hardly seen
 _SAME = 1.03  # two epochs that differ by less are one answer
 Say = Callable[[str], None]
 Figures = dict[str, tuple[Figure, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
+class _Files(NamedTuple):
     """What is copied, or lies where it is copied from. `sample`: paths and sizes of some files."""
 
     files: Figure
@@ -69,7 +69,7 @@ def estimate_copy(
         UsageError: it is neither a size nor a path, or a folder is missing.
         StorageError: a file system cannot be measured, and no numbers of it are stored.
     """
-    size = _read_size(what)
+    size, neighbours = _read_size(what), Neighbours()
     if size is None and (source is not None or files is not None):
         name = "--from" if source is not None else "--files"
         raise UsageError(f"{name} goes with a size, and {what} is a path: its files are counted")
@@ -88,32 +88,60 @@ def estimate_copy(
     say(f"looking at {folder}")
     found = call_patiently(folder, lambda: _look_at_files(folder, seconds / 2), PATIENCE_S + seconds)
     speed = _find_speed(folder, found, numbers, seconds / 2)
-    write, create = _find_writes(target, numbers, say)
-    common = {**name_store("source", speed), "write": write, "create": create, "error": MODEL_ERROR}
-    loads = _list_loads(size, files, found, folder)
+    try:
+        scratch = find_scratch_speed(target, numbers, say)
+    except StorageError as error:
+        raise StorageError(error.message, hint="name a folder that you may write to: --to DIR") from error
+    busy = neighbours.describe()
+    whole = combine(lambda n, each: n * each, {"n": found.files, "each": found.mean_bytes})
+    given, total = None if files is None else Figure.exactly(files, GIVEN), Figure.exactly(size or 0, GIVEN)
+    # Only of files like those that are there it is known what the copier gets.
+    other, like = complete_store(replace(speed, copy_bytes_per_s=None)), complete_store(speed)
+    loads: dict[str, tuple[Figure, Figure, StoreSpeed]] = {}
+    if size is None:
+        loads[""] = found.files, whole, like
+    elif given is not None:
+        loads[""] = given, total, other
+    else:
+        loads["as one file"] = Figure.exactly(1, GIVEN), total, other
+        if 0 < found.mean_bytes.value < size / 2:
+            count = combine(lambda each: size / each, {"each": found.mean_bytes})
+            loads[f"in {count.value:,.0f} files, as those of {folder}"] = count, total, like
+    error_of, into = find_error(busy), complete_store(scratch)
     answers = {
-        name: combine(_copy, {**common, "files": count, "size_bytes": total})
-        for name, (count, total) in loads.items()
+        name: vary(_copy, count, bytes_, store, into, error_of)[0]
+        for name, (count, bytes_, store) in loads.items()
     }
-    most = max(total.value for _, total in loads.values())
+    load: Figures = {"size": (total, "bytes")}
+    if size is None:
+        load = {"files": (found.files, ""), "a file": (found.mean_bytes, "bytes")}
+    elif given is not None:
+        load["files"] = given, ""
+    notes = [*_note_room(target, max(bytes_.value for _, bytes_, _ in loads.values()))]
+    notes += [f"{NOT_SEEN}: {folder}"] if speed.file_s.note == NOT_SEEN else []
+    notes += [busy] if busy else []
     return Estimate(
         question=f"copying {what}{'' if size is None else f' from {folder}'} to {target} "
         f"by 'feedrate stage', {format_count(COPY_STREAMS, 'file')} at a time",
         answers=answers,
         unit="s",
-        figures={**_name_load(size, files, found), **_name_speed(speed),
-                 f"writing to {target}": (write, "bytes/s"), f"a new file in {target}": (create, "s")},
-        notes=(*_note_room(target, most), *_note_memory(folder, speed),
-               *(() if numbers is None else note_age(numbers))),
+        figures={**load, **_name_speed(speed), f"writing to {target}": (_writes(into), "bytes/s"),
+                 f"a new file in {target}": (into.create_s or into.file_s, "s")},
+        notes=(*notes, *(() if numbers is None else note_age(numbers))),
         commands=() if size is not None
         else (f"feedrate stage {shell_quote(what)} --scratch {shell_quote(target)}",),
     )  # fmt: skip
 
 
-def _copy(files: float, size_bytes: float, write: float, create: float, error: float, **v: float) -> float:
-    source = make_store("source", v, keeps_pages=True)
-    target = replace(source, write_bytes_per_s=write, create_s=create)
-    return error * copy_s(files, size_bytes, source, target)
+def _writes(store: StoreSpeed) -> Figure:
+    return store.write_bytes_per_s or store.total_bytes_per_s
+
+
+def _copy(
+    files: Figure, size_bytes: Figure, source: StoreSpeed, target: StoreSpeed, error: Figure
+) -> list[Figure]:
+    took_s = copy_s(files.value, size_bytes.value, value_store(source), value_store(target))
+    return [Figure.exactly(error.value * took_s)]
 
 
 def _read_size(text: str) -> int | None:
@@ -158,9 +186,13 @@ def _look_at_files(path: str, seconds: float) -> _Files:
 def _find_speed(folder: str, found: _Files, numbers: MachineNumbers | None, seconds: float) -> StoreSpeed:
     files = [(path, size) for path, size in found.sample if size]
     if files:
-        return measure_store(
-            folder if os.path.isdir(folder) else os.path.dirname(folder) or ".", files, seconds=seconds
-        )
+        # Half of them for the copier: what was read once is fast the next time.
+        timed, copied = (files[::2], files[1::2]) if len(files) > 1 else (files, files)
+        top = folder if os.path.isdir(folder) else os.path.dirname(folder) or "."
+        speed = measure_store(top, timed, seconds=seconds)
+        names = [path for path, _ in copied]
+        rate = call_patiently(folder, lambda: try_copier(names, tempfile.gettempdir(), seconds=seconds / 2))
+        return replace(speed, copy_bytes_per_s=rate)
     stored = None if numbers is None else find_store(numbers, folder)
     if stored is None:
         raise StorageError(
@@ -168,17 +200,6 @@ def _find_speed(folder: str, found: _Files, numbers: MachineNumbers | None, seco
             hint=f"name a folder with files, or type: feedrate bench machine --store {shell_quote(folder)}",
         )
     return stored
-
-
-def _find_writes(folder: str, numbers: MachineNumbers | None, say: Say) -> tuple[Figure, Figure]:
-    stored = None if numbers is None else find_store(numbers, folder)
-    if stored is not None and stored.write_bytes_per_s is not None and stored.create_s is not None:
-        return stored.write_bytes_per_s, stored.create_s
-    say(f"writing a trial file to {folder}")
-    try:
-        return measure_writes(folder)
-    except StorageError as error:
-        raise StorageError(error.message, hint="name a folder that you may write to: --to DIR") from error
 
 
 def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
@@ -195,60 +216,25 @@ def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
     return ()
 
 
-def _note_memory(folder: str, speed: StoreSpeed) -> tuple[str, ...]:
-    if speed.cold_share is None or speed.cold_share >= _ENOUGH_COLD:
-        return ()
-    return (f"most of what was read in {folder} was in memory already: from the disk it may be slower",)
-
-
-def _list_loads(
-    size: int | None, files: int | None, found: _Files, folder: str
-) -> dict[str, tuple[Figure, Figure]]:
-    """Return files and bytes of what is asked for, by what it is called."""
-    if size is None:
-        return {
-            "": (found.files, combine(lambda n, each: n * each, {"n": found.files, "each": found.mean_bytes}))
-        }
-    total = Figure.exactly(size, GIVEN)
-    if files is not None:
-        return {"": (Figure.exactly(files, GIVEN), total)}
-    loads = {"as one file": (Figure.exactly(1, GIVEN), total)}
-    if 0 < found.mean_bytes.value < size / 2:
-        count = combine(lambda each: size / each, {"each": found.mean_bytes})
-        loads[f"in {count.value:,.0f} files, as those of {folder}"] = (count, total)
-    return loads
-
-
-def _name_load(size: int | None, files: int | None, found: _Files) -> Figures:
-    if size is not None:
-        given: Figures = {"size": (Figure.exactly(size, GIVEN), "bytes")}
-        return given if files is None else {**given, "files": (Figure.exactly(files, GIVEN), "")}
-    return {"files": (found.files, ""), "a file": (found.mean_bytes, "bytes")}
-
-
 def _name_speed(speed: StoreSpeed) -> Figures:
-    asking: Figures = {} if speed.stat_s is None else {"asking a file for its size": (speed.stat_s, "s")}
-    return {
-        "opening a file": (speed.file_s, "s"),
-        f"opening {speed.streams} at a time": (speed.files_per_s, "files/s"),
-        **asking,
-        "reading, one stream": (speed.stream_bytes_per_s, "bytes/s"),
-        f"reading, {speed.streams} streams": (speed.total_bytes_per_s, "bytes/s"),
-    }
+    rows: list[tuple[str, Figure | None, str]] = [
+        ("copying such files", speed.copy_bytes_per_s, "bytes/s"),
+        ("opening a file", speed.file_s, "s"),
+        (f"opening {speed.streams} at a time", speed.files_per_s, "files/s"),
+        ("asking a file for its size", speed.stat_s, "s"),
+        ("reading, one stream", speed.stream_bytes_per_s, "bytes/s"),
+        (f"reading, {speed.streams} streams", speed.total_bytes_per_s, "bytes/s"),
+    ]
+    return {name: (figure, unit) for name, figure, unit in rows if figure is not None}
 
 
-def estimate_epoch(
-    dataset: str,
-    *,
-    model: str = "",
-    model_rate: float | None = None,
-    workers: int = 4,
-    numbers: MachineNumbers | None = None,
-    seconds: float = 10.0,
-    say: Say = lambda _: None,
-) -> Estimate:
-    """Return how long an epoch takes: read in place, from a pack, and if the device had all it could take."""
-    plan = _plan(dataset, workers, seconds, say, model=model, model_rate=model_rate, numbers=numbers)
+def estimate_epoch(dataset: str, *, workers: int = 4, **options: Any) -> Estimate:
+    """Return how long an epoch takes: read in place, from a pack, and if the device had all it could take.
+
+    Args:
+        options: of `_plan`: seconds, say, and what `describe_node` takes.
+    """
+    plan = _plan(dataset, workers, **options)
     survey, node = plan.survey, plan.node
     answers: dict[str, Figure] = {}
     names = {"in-place": "from the pack" if survey.kind == "pack" else f"read in place, {workers} workers",
@@ -266,11 +252,12 @@ def estimate_epoch(
     figures = _name_dataset(survey)
     figures |= {f"samples of '{name}'": (count, "") for name, count in survey.parts.items()}
     if survey.has_images:
-        known = collect_figures(survey, node)
-        figures["decoding with Pillow, a core"] = (known["pillow_s"], "s")
-        figures["decoding by feedrate, a core"] = (known["feedrate_s"], "s")
+        known = complete_survey(survey)
+        for name, figure in (("with Pillow", known.pillow_s), ("by feedrate", known.feedrate_s)):
+            if figure is not None:
+                figures[f"decoding {name}, a core"] = figure, "s"
     figures |= {"cores": (node.cores, "")}
-    figures |= {f"{model or 'the model'} trains on": (rate, "images/s")} if rate else {}
+    figures |= {f"{node.model or 'the model'} trains on": (rate, "images/s")} if rate else {}
     return Estimate(
         f"an epoch of {dataset}", answers, "s", {**figures, **_name_speed(survey.source)}, plan.notes
     )
@@ -283,19 +270,13 @@ def _list_epochs(name: str, way: Way) -> dict[str, Figure]:
     return {f"{name}, the first": first, f"{name}, later ones": later}
 
 
-def estimate_pack(
-    dataset: str,
-    *,
-    numbers: MachineNumbers | None = None,
-    seconds: float = 10.0,
-    say: Say = lambda _: None,
-) -> Estimate:
-    """Return how long `feedrate pack` takes, once, and how large the pack is.
+def estimate_pack(dataset: str, **options: Any) -> Estimate:
+    """Return how long `feedrate pack` takes, once, and how large the pack is; `options`: as of an epoch.
 
     Raises:
         UsageError: it is a pack already.
     """
-    plan = _plan(dataset, 4, seconds, say, numbers=numbers)
+    plan = _plan(dataset, 4, **options)
     way = next((way for way in plan.ways if way.code == "pack"), None)
     if way is None:
         raise UsageError(f"{dataset} is a pack already", hint="feedrate estimate epoch says what it gives")
@@ -319,42 +300,37 @@ def estimate_memory(
 ) -> Estimate:
     """Return what a dataset takes in memory, as its files are or as pixels, and whether this job has that."""
     survey = measure_sizes(dataset, seconds=seconds, say=say)
-    size = survey.total_bytes
+    size, figures = survey.total_bytes, _name_dataset(survey)
     if decoded:
         parts = {"samples": survey.samples, "each": survey.decoded_bytes}
         size = combine(lambda samples, each: samples * each, parts)
+        figures["a sample, decoded"] = survey.decoded_bytes, "bytes"
+        figures["K: decoded / encoded size"] = survey.factor, ""
     limit, whose = measure_memory()
-    figures = _name_dataset(survey)
-    if decoded:
-        figures |= {
-            "a sample, decoded": (survey.decoded_bytes, "bytes"),
-            "K: decoded / encoded size": (survey.factor, ""),
-        }
     figures |= {f"free memory ({whose})": (limit, "bytes"), "for the training process": (_TRAINING, "bytes")}
+    least, needed, most = ((end + PROCESS_BYTES) / MARGIN for end in (size.low, size.value, size.high))
+    fits = (
+        "it does not fit"
+        if least > limit.value
+        else "it may fit, barely"
+        if most > limit.value
+        else "it fits"
+    )
+    are = "are needed " if least > limit.value else ""
+    has = f"of the {format_bytes(limit.value)} that are free, training included"
     return Estimate(
         f"{dataset} in memory, {'decoded' if decoded else 'as its files are'}",
         {"": size},
         "bytes",
         figures,
-        (_judge_memory(size, limit), *survey.notes),
-        (f"sbatch --mem={math.ceil(_needed(size.high) / 1e9)}G ...",),
+        (f"{fits}: {format_bytes(needed)} {are}{has}", *survey.notes),
+        (f"sbatch --mem={math.ceil(most / 1e9)}G ...",),
     )
 
 
-def _needed(size_bytes: float) -> float:
-    return (size_bytes + PROCESS_BYTES) / MARGIN
-
-
-def _judge_memory(size: Figure, limit: Figure) -> str:
-    has = f"of the {format_bytes(limit.value)} that are free"
-    if _needed(size.high) <= limit.value:
-        return f"it fits: {format_bytes(_needed(size.value))} {has}, training included"
-    if _needed(size.low) <= limit.value:
-        return f"it may fit, barely: {format_bytes(_needed(size.value))} {has}, training included"
-    return f"it does not fit: {format_bytes(_needed(size.value))} are needed {has}, training included"
-
-
-def _plan(dataset: str, workers: int, seconds: float, say: Say, **node: Any) -> Plan:
+def _plan(
+    dataset: str, workers: int, *, seconds: float = 10.0, say: Say = lambda _: None, **node: Any
+) -> Plan:
     survey = survey_dataset(dataset, seconds=seconds, workers=workers, say=say)
     found = describe_node(dataset, scratch="", say=say, **node)
     return make_plan(survey, found, epochs=2, workers=workers)

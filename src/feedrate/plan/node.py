@@ -49,7 +49,7 @@ def describe_node(
     folder = os.fspath(find_scratch() or "") if scratch is None else scratch
     speed, notes = None, [] if numbers is None else [*note_age(numbers)]
     try:
-        speed = _find_scratch_speed(folder, numbers, say) if folder else None
+        speed = find_scratch_speed(folder, numbers, say) if folder else None
     except StorageError as error:
         if scratch is not None:
             raise
@@ -134,9 +134,7 @@ def _find_pack_folder(dataset: str) -> tuple[str, Figure | None]:
     return (folder if os.path.isabs(dataset) else os.path.relpath(folder)), free
 
 
-def _find_scratch_speed(
-    folder: str, numbers: MachineNumbers | None, say: Callable[[str], None]
-) -> StoreSpeed:
+def find_scratch_speed(folder: str, numbers: MachineNumbers | None, say: Callable[[str], None]) -> StoreSpeed:
     stored = None if numbers is None else find_store(numbers, folder)
     if stored is not None and stored.write_bytes_per_s is not None:
         return replace(stored, path=folder)

@@ -8,8 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from feedrate.model.ways import Epoch
-from feedrate.plan.results import Node, Survey
+from feedrate.plan.results import Node, Survey, Way
 from feedrate.units import format_bytes, shell_quote
 
 RESIZE = 256
@@ -86,37 +85,6 @@ RECIPES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a way takes.
-
-    Attributes:
-        parts: what comes before training, by name; in seconds.
-        pack_bytes, copy_bytes: on the disk where the pack is made, and on scratch.
-        workers: of the DataLoader; `kept`: which share of the samples a cache holds.
-    """
-
-    parts: tuple[tuple[str, float], ...]
-    first: Epoch
-    later: Epoch
-    pack_bytes: float
-    copy_bytes: float
-    memory_bytes: float
-    workers: int
-    kept: float
-
-    @property
-    def before_s(self) -> float:
-        return math.fsum(seconds for _, seconds in self.parts)
-
-    def total_s(self, epochs: int) -> float:
-        return self.before_s + self.first.seconds + (epochs - 1) * self.later.seconds
-
-    def gpu_s(self, epochs: int) -> float:
-        """Return how long the GPUs are taken: packing needs none, a job without them can do it."""
-        return self.total_s(epochs) - math.fsum(seconds for name, seconds in self.parts if name == "pack")
-
-
 def is_made_for(recipe: Recipe, survey: Survey, node: Node) -> bool:
     """Return whether a way is one for this dataset and node at all; one that does not fit is still shown."""
     is_image, is_pack = survey.has_images, survey.kind == "pack"
@@ -139,21 +107,21 @@ def shrink_of(survey: Survey) -> float:
     return 1.0 if shorter <= RESIZE else (RESIZE / shorter) ** 2
 
 
-def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node, workers: int) -> str:
+def explain_misfit(recipe: Recipe, way: Way, survey: Survey, node: Node, workers: int) -> str:
     """Return why a way cannot be gone here, in words; empty: it fits."""
     if recipe.is_local or recipe.cache == "disk":
         free = node.scratch_free_bytes
         if node.scratch is None or free is None:
             return "no scratch disk is known: name one with --scratch DIR"
-        if outcome.copy_bytes > free.value * _ENOUGH_ROOM:
-            return f"needs {format_bytes(outcome.copy_bytes)} of scratch, {format_bytes(free.value)} are free"
-        if node.scratch.is_memory and (why := _explain_no_memory(recipe, outcome, node)):
+        if way.copy_bytes > free.value * _ENOUGH_ROOM:
+            return f"needs {format_bytes(way.copy_bytes)} of scratch, {format_bytes(free.value)} are free"
+        if node.scratch.is_memory and (why := _explain_no_memory(recipe, way, node)):
             return why
     free = node.pack_free_bytes
-    if free is not None and outcome.pack_bytes > free.value * _ENOUGH_ROOM:
-        return f"the pack needs {format_bytes(outcome.pack_bytes)}, {format_bytes(free.value)} are free"
+    if free is not None and way.pack_bytes > free.value * _ENOUGH_ROOM:
+        return f"the pack needs {format_bytes(way.pack_bytes)}, {format_bytes(free.value)} are free"
     if recipe.more_memory:
-        most, wanted = node.machine_memory_bytes or node.memory_bytes, outcome.memory_bytes / MARGIN
+        most, wanted = node.machine_memory_bytes or node.memory_bytes, way.memory_bytes.value / MARGIN
         if wanted <= node.memory_bytes.value:
             return "the page cache holds all of it as it is"
         if wanted > most.value:
@@ -163,39 +131,37 @@ def explain_misfit(recipe: Recipe, outcome: Outcome, survey: Survey, node: Node,
             return f"needs {format_bytes(wanted)}, {has}"
     if recipe.cache == "gpu" and node.gpu_memory_bytes is None:
         return "how much memory this GPU has is not known"
-    if recipe.cache and outcome.kept < _LEAST_KEPT:
-        return f"only {outcome.kept:.1%} of the decoded images would fit"
+    if recipe.cache and way.kept < _LEAST_KEPT:
+        return f"only {way.kept:.1%} of the decoded images would fit"
     if recipe.gpu_decode and survey.formats.get("jpeg", 0.0) < 0.5:
         return "the GPU decodes JPEG files only"
     if recipe.gpu_decode and node.gpu_decode_images_per_s is None:
         return "what this GPU decodes is not known: feedrate bench machine"
-    if recipe.code == "workers" and outcome.workers <= workers:
+    if recipe.code == "workers" and way.workers <= workers:
         return f"{workers} are enough"
     return ""
 
 
-def _explain_no_memory(recipe: Recipe, outcome: Outcome, node: Node) -> str:
+def _explain_no_memory(recipe: Recipe, way: Way, node: Node) -> str:
     """Return why a copy on scratch that is memory cannot be had; empty: it can."""
     if recipe.cache == "disk":
         return f"{node.scratch_path}, which is memory, is no disk for a cache"
-    needed, free = outcome.memory_bytes / MARGIN, node.memory_bytes.value
-    copy = f"a copy of {format_bytes(outcome.copy_bytes)} on {node.scratch_path}, which is memory,"
+    needed, free = way.memory_bytes.value / MARGIN, node.memory_bytes.value
+    copy = f"a copy of {format_bytes(way.copy_bytes)} on {node.scratch_path}, which is memory,"
     left = f"{format_bytes(free)} are left ({node.memory_origin})"
-    if 2 * outcome.copy_bytes > free:  # as `feedrate stage` has it
+    if 2 * way.copy_bytes > free:  # as `feedrate stage` has it
         return f"{copy} would be more than half of it: {left}"
     return f"{copy} needs {format_bytes(needed)} with the training beside it: {left}" if needed > free else ""
 
 
-def list_commands(
-    recipe: Recipe, outcome: Outcome, survey: Survey, node: Node, batch_size: int
-) -> tuple[str, ...]:
+def list_commands(recipe: Recipe, way: Way, survey: Survey, node: Node, batch_size: int) -> tuple[str, ...]:
     """Return what to type, in order."""
     if recipe == IN_PLACE:
         return ()
     if recipe.code == "workers":
-        return (f"DataLoader(..., num_workers={outcome.workers})",)
+        return (f"DataLoader(..., num_workers={way.workers})",)
     if recipe.more_memory:
-        return (f"sbatch --mem={math.ceil(outcome.memory_bytes / MARGIN / 1e9)}G ...",)
+        return (f"sbatch --mem={math.ceil(way.memory_bytes.value / MARGIN / 1e9)}G ...",)
     lines, pack = [], survey.dataset
     if recipe.packed and survey.kind != "pack":
         folder = node.scratch_path if recipe.on_scratch else node.pack_folder
@@ -209,7 +175,7 @@ def list_commands(
         lines.append(f'export DATA="$(feedrate stage {shell_quote(pack)} --scratch {scratch})"')
     if not recipe.packed:
         dataset = 'YourDataset(os.environ["DATA"], ...)'
-        return (*lines, f"DataLoader({dataset}, ..., num_workers={outcome.workers})")
+        return (*lines, f"DataLoader({dataset}, ..., num_workers={way.workers})")
     arguments = [
         'os.environ["DATA"]' if recipe.staged else repr(pack),
         f"batch_size={min(batch_size, max(int(survey.trained_samples.value), 1))}",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
 
+PACK, STAGE, FIRST, LATER = "pack", "stage", "first", "later"  # parts of a run
+
 
 @dataclass(frozen=True, slots=True)
 class Survey:
@@ -138,13 +140,17 @@ class Way:
 
     Attributes:
         name: as it is shown; `code`: as programs and options name it.
-        before_s: until training can start; `timeline`: its parts, and the epochs, as (label, seconds).
-        limit: what the later epochs wait for: `device`, `cores`, `source`, `scratch`, `workers`.
+        before_s: until training can start.
+        timeline: PACK, STAGE, FIRST and LATER epochs, as far as there are, in seconds.
+        disk_bytes: `pack_bytes` on the disk where the pack is made, and `copy_bytes` on scratch.
+        limit: what most of the later epochs wait for: a code of model/limits.py.
         pays_after: epochs after which it has caught up with reading in place; None: never.
         gpu_hours_saved: over all epochs and GPUs, against reading in place.
         why_not: why it cannot be done here, or not in this job; empty: it fits.
         needs: what it asks of the user beside time: an edit, rights, quality; in words.
         commands: to type, in order.
+        workers: of the DataLoader; `kept`: which share of the samples a cache holds.
+        is_smaller: the images are made smaller, so that training sees others.
     """
 
     code: str
@@ -162,10 +168,20 @@ class Way:
     needs: str
     commands: tuple[str, ...]
     timeline: tuple[tuple[str, float], ...]
+    workers: int = 0
+    kept: float = 0.0
+    pack_bytes: float = 0.0
+    copy_bytes: float = 0.0
+    is_smaller: bool = False
 
     @property
     def fits(self) -> bool:
         return not self.why_not
+
+    @property
+    def gpu_s(self) -> float:
+        """How long the GPUs are taken: packing needs none, a job without them can do it."""
+        return math.fsum(seconds for part, seconds in self.timeline if part != PACK)
 
 
 @dataclass(frozen=True, slots=True)

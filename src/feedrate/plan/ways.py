@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from feedrate.figures import ASSUMED, MEASURED, Figure, combine_all
+from feedrate.figures import ASSUMED, MEASURED, Figure, vary
+from feedrate.model.limits import LIMITS
 from feedrate.model.ways import DEFAULT_SHARD_BYTES, choose_shard_bytes, count_epochs_to_pay, share
-from feedrate.plan.outcome import Case, collect_figures
+from feedrate.plan.outcome import Case, complete_store, complete_survey
 from feedrate.plan.recipes import (
     IN_PLACE,
     RECIPES,
-    Outcome,
     Recipe,
     explain_misfit,
     is_made_for,
@@ -27,11 +28,6 @@ _WORTH = 0.93  # of the time in place: what saves less is not worth typing
 _NEARLY = 1.05  # of the shortest run: a simpler way may take so much longer
 _LEAST_SAVED_S = 60.0  # of a whole run: a script is not edited in less
 
-_LIMITS = {
-    "device": "the device is", "cores": "the cores are", "workers": "the workers are",
-    "source": "the source is", "scratch": "scratch is", "batches": "the few batches are",
-}  # fmt: skip
-
 
 def make_plan(
     survey: Survey,
@@ -43,73 +39,47 @@ def make_plan(
     notes: Sequence[str] = (),
 ) -> Plan:
     """Lay the ways side by side; `workers` and `batch_size`: of the script's DataLoader as it is now."""
-    case = Case(survey, node, workers=workers, batch_size=batch_size, epochs=epochs)
     recipes = [recipe for recipe in RECIPES if is_made_for(recipe, survey, node)]
-    error = MODEL_ERROR
-    if survey.busy:  # what was timed beside others may be done in half the time
-        error = Figure(1.0, error.low / 2, error.high, ASSUMED, survey.busy)
-    figures = {**collect_figures(survey, node), "error": error}
-    gpus = node.gpus * node.nodes
 
-    def evaluate(**values: float) -> list[float]:
-        outcomes = [case.evaluate(recipe, values) for recipe in recipes]
-        taken_s = outcomes[0].gpu_s(epochs)
-        return [number for outcome in outcomes for number in (
-            outcome.before_s, outcome.first.seconds, outcome.later.seconds, outcome.total_s(epochs),
-            outcome.pack_bytes + outcome.copy_bytes, outcome.memory_bytes,
-            (taken_s - outcome.gpu_s(epochs)) * gpus / 3600,
-        )]  # fmt: skip
+    def evaluate(survey: Survey, node: Node, error: Figure) -> list[Way]:
+        case = Case(survey, node, error, workers=workers, batch_size=batch_size, epochs=epochs)
+        ways = [case.evaluate(recipe) for recipe in recipes]
+        per_s, taken_s = node.gpus * node.nodes / 3600, ways[0].gpu_s
+        saved = [Figure.exactly((taken_s - way.gpu_s) * per_s) for way in ways]
+        return [replace(way, gpu_hours_saved=hours) for way, hours in zip(ways, saved, strict=True)]
 
-    middle = {name: figure.value for name, figure in figures.items()}
-    outcomes = [case.evaluate(recipe, middle) for recipe in recipes]
-    rows = combine_all(evaluate, figures)
-    width = len(rows) // len(recipes)
-    now = outcomes[0].first.seconds, outcomes[0].later.seconds
-    ways = tuple(
-        _describe(case, recipe, outcome, rows[width * i : width * (i + 1)], now, epochs)
-        for i, (recipe, outcome) in enumerate(zip(recipes, outcomes, strict=True))
-    )
+    scratch = node.scratch and complete_store(node.scratch)
+    found = vary(evaluate, complete_survey(survey), replace(node, scratch=scratch), find_error(survey.busy))
+
+    def describe(recipe: Recipe, way: Way) -> Way:
+        now = found[0].first_epoch_s.value, found[0].later_epoch_s.value
+        before, first, later = way.before_s, way.first_epoch_s, way.later_epoch_s
+        pays = count_epochs_to_pay(before.value, first.value, later.value, now, epochs)
+        name = way.name.removeprefix("pack, ") if survey.kind == "pack" else way.name
+        return replace(
+            way, name=f"{name} ({way.workers})" if recipe.code == "workers" else name,
+            pays_after=None if math.isinf(pays) or recipe == IN_PLACE else pays,
+            why_not=explain_misfit(recipe, way, survey, node, workers),
+            commands=list_commands(recipe, way, survey, node, batch_size),
+        )  # fmt: skip
+
+    ways = tuple(map(describe, recipes, found))
     recommended, reason = recommend(ways, epochs, is_loading_alone=node.model_rate is None)
     of_node = [*node.notes, *describe_nodes(survey, node, batch_size), *_note_no_rate(node)]
     said = [*survey.notes, *of_node, *notes, *_note_resize(ways, recommended)]
     return Plan(survey, node, epochs, workers, ways, recommended, reason, tuple(said))
 
 
-def _describe(
-    case: Case, recipe: Recipe, outcome: Outcome, row: list[Figure], now: tuple[float, float], epochs: int
-) -> Way:
-    before, first, later, total, disk, memory, saved = row
-    pays = count_epochs_to_pay(outcome.before_s, first.value, later.value, now, epochs)
-    rest = [("later epochs", (epochs - 1) * outcome.later.seconds)] if epochs > 1 else []
-    return Way(
-        code=recipe.code,
-        name=_name(recipe, outcome, is_pack=case.is_pack),
-        before_s=before,
-        first_epoch_s=first,
-        later_epoch_s=later,
-        total_s=total,
-        disk_bytes=disk,
-        memory_bytes=memory,
-        limit=outcome.later.limit if epochs > 1 else outcome.first.limit,
-        pays_after=None if math.isinf(pays) or recipe == IN_PLACE else pays,
-        gpu_hours_saved=saved,
-        why_not=explain_misfit(recipe, outcome, case.survey, case.node, case.workers),
-        needs=recipe.needs,
-        commands=list_commands(recipe, outcome, case.survey, case.node, case.batch_size),
-        timeline=(*outcome.parts, ("first epoch", outcome.first.seconds), *rest),
-    )
-
-
-def _name(recipe: Recipe, outcome: Outcome, *, is_pack: bool) -> str:
-    if recipe.code == "workers":
-        return f"{recipe.name} ({outcome.workers})"
-    return recipe.name.removeprefix("pack, ") if is_pack else recipe.name
+def find_error(busy: str = "") -> Figure:
+    """Return the factor on times that nobody can tell; `busy`: what others took while they were measured."""
+    # What was timed beside others may be done in half the time.
+    return Figure(1.0, MODEL_ERROR.low / 2, MODEL_ERROR.high, ASSUMED, busy) if busy else MODEL_ERROR
 
 
 def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = False) -> tuple[str, str]:
     """Return the code of the way to go, and why; no code: nothing is worth doing."""
     now = ways[0]
-    possible = [way for way in ways[1:] if way.fits and not _changes_images(way)]
+    possible = [way for way in ways[1:] if way.fits and not way.is_smaller]
     best = min((way.total_s.value for way in possible), default=math.inf)
     taken_s = now.total_s.value
     taken = f"{'loading alone' if is_loading_alone else 'the whole run'} takes"
@@ -117,11 +87,9 @@ def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = Fals
         return "", f"as it is, {taken} {format_seconds(taken_s)}"
     if best > taken_s * _WORTH:
         waiting = "loading" if is_loading_alone else "training"
-        smaller = (way.total_s.value for way in ways if way.fits and _changes_images(way))
+        smaller = (way.total_s.value for way in ways if way.fits and way.is_smaller)
         keeping = " that keeps the images as they are" if min(smaller, default=math.inf) < best else ""
-        reason = (
-            f"{_LIMITS[now.limit]} what {waiting} waits for, and no other way{keeping} would be 7% faster"
-        )
+        reason = f"{waiting} waits for {LIMITS[now.limit].noun}, and no other way{keeping} would be 7% faster"
         return "", reason
     if taken_s - best < _LEAST_SAVED_S:
         saved, of = format_seconds(taken_s - best), format_seconds(taken_s)
@@ -131,7 +99,7 @@ def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = Fals
     chosen = next(way for way in possible if way.total_s.value <= best * _NEARLY)
     run = f"{format_count(epochs, 'epoch')}{' of loading alone' if is_loading_alone else ''}"
     run += " is" if epochs == 1 else " are"
-    then = f"then {_LIMITS[chosen.limit]} the limit"
+    then = f"then the limit is {LIMITS[chosen.limit].noun}"
     if not (now.total_s.is_known and chosen.total_s.is_known):
         return chosen.code, f"{run} likely to be faster than in place, by how much is not known; {then}"
     pays = math.ceil(chosen.pays_after or 1)
@@ -139,13 +107,9 @@ def recommend(ways: Sequence[Way], epochs: int, *, is_loading_alone: bool = Fals
     return chosen.code, f"{run} {taken_s / chosen.total_s.value:.1f} times as fast as in place{paid}; {then}"
 
 
-def _changes_images(way: Way) -> bool:
-    return "re-encoded" in way.needs
-
-
 def _note_resize(ways: Sequence[Way], recommended: str) -> list[str]:
     chosen = next(way for way in ways if way.code == (recommended or IN_PLACE.code))
-    smaller = [way for way in ways if way.fits and _changes_images(way)]
+    smaller = [way for way in ways if way.fits and way.is_smaller]
     best = min(smaller, key=lambda way: way.total_s.value, default=chosen)
     gain = chosen.total_s.value / best.total_s.value
     text = f"{best.name} would be {gain:.1f} times faster still, but changes the images (pack says how much)"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
-from feedrate.plan.results import Node, Plan, Survey, Way
+from feedrate.plan.results import FIRST, LATER, Node, Plan, Survey, Way
 from feedrate.report.doctor_charts import draw_key
 from feedrate.report.figures import TIE, describe_origin, find_spread, say_bounds, say_value, short_time
 from feedrate.report.page import draw_frame, draw_section, show, show_sentence
@@ -31,6 +31,7 @@ td, th { overflow-wrap: normal; } td:first-child { min-width: 9rem; } .best td {
 _KEY = (
     ("copy", "before training: packing, staging"), ("forward", "first epoch"), ("optimizer", "later epochs"),
 )  # fmt: skip
+_LABELS, _TONES = {FIRST: "first epoch", LATER: "later epochs"}, {FIRST: "forward", LATER: "optimizer"}
 _HEIGHT, _WIDTH = 24, 1000
 # What a scale may be divided by: seconds, minutes, hours, days, years.
 _STEPS = (
@@ -97,14 +98,14 @@ def _draw_bars(bars: Sequence[tuple[str, Way, bool]], most: float = math.inf) ->
 
 def _draw_way(name: str, way: Way, *, is_best: bool, end: float) -> str:
     shapes, left = [], 0.0
-    for label, seconds in way.timeline:
-        tone = "forward" if label.startswith("first") else "optimizer" if "epoch" in label else "copy"
+    for part, seconds in way.timeline:
+        tone = _TONES.get(part, "copy")
         right = _place(left + seconds, end) if is_number(seconds) else 0.0
         if right > _place(left, end):
             x = _place(left, end)
             shapes.append(
                 f'<rect class="{tone}" x="{x:.2f}" y="2" width="{right - x:.2f}" height="{_HEIGHT - 8}">'
-                f"<title>{show(label)}: {format_seconds(seconds)}</title></rect>"
+                f"<title>{show(_LABELS.get(part, part))}: {format_seconds(seconds)}</title></rect>"
             )
             left += seconds
     low, high = (
@@ -112,7 +113,9 @@ def _draw_way(name: str, way: Way, *, is_best: bool, end: float) -> str:
     )
     line = f'<line class="whole" x1="{low:.2f}" x2="{high:.2f}" y1="{_HEIGHT - 3}" y2="{_HEIGHT - 3}"/>'
     said = short_time(way.total_s, has_spread=False)
-    parts = "; ".join(f"{label} {format_seconds(s)}" for label, s in way.timeline if is_number(s) and s > 0)
+    parts = "; ".join(
+        f"{_LABELS.get(part, part)} {format_seconds(s)}" for part, s in way.timeline if is_number(s) and s > 0
+    )
     return (
         f'<div class="way{" best" * is_best}"><span>{show(name)}</span><div class="bars">'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
