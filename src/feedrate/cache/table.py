@@ -29,21 +29,11 @@ _TOTALS = np.dtype(
     [("magic", "S8"), ("version", "<i8"), ("samples", "<i8"), ("shrinks", "<i8"), ("returned_bytes", "<i8"),
      ("damaged", "<i8"), ("hits", "<i8"), ("misses", "<i8")]
 )  # fmt: skip
-_TIER = np.dtype(
-    [
-        ("next", "<i8"),
-        ("reserved", "<i8"),
-        ("held", "<i8"),
-        ("bytes", "<i8"),
-        ("source_bytes", "<i8"),
-        ("is_full", "<i8"),
-    ]
-)
-_ROW = np.dtype(
+_TIER = np.dtype([(name, "<i8") for name in ("next", "reserved", "held", "bytes", "source_bytes", "is_full")])
+ROW = np.dtype(
     [("number", "<i8"), ("offset", "<i8"), ("length", "<i8"), ("source_bytes", "<i8"), ("tier", "<i4"),
      ("mark", "<i4"), ("head", "<i4"), ("crc32c", "<u4"), ("is_there", "<u4"), ("check", "<u4")]
 )  # fmt: skip
-ROW = _ROW
 _ROWS_AT = 4096
 
 
@@ -91,7 +81,7 @@ def is_table(descriptor: int, samples: int) -> bool:
 
 
 def _size(samples: int) -> int:
-    return _ROWS_AT + samples * _ROW.itemsize
+    return _ROWS_AT + samples * ROW.itemsize
 
 
 class Table:
@@ -101,7 +91,7 @@ class Table:
         self._map = mmap.mmap(descriptor, _size(samples))
         self.totals: Rows = np.frombuffer(self._map, _TOTALS, 1)
         self.tiers: Rows = np.frombuffer(self._map, _TIER, MOST_TIERS, _TOTALS.itemsize)
-        self._rows: Rows = np.frombuffer(self._map, _ROW, samples, _ROWS_AT)
+        self._rows: Rows = np.frombuffer(self._map, ROW, samples, _ROWS_AT)
 
     def locate(self, numbers: I64) -> Located:
         rows = self._rows[numbers]
@@ -123,7 +113,7 @@ class Table:
 
     def clear(self, rows: Rows) -> None:
         """Forget samples of one tier by their rows, and count them no longer."""
-        self._rows[rows["number"]] = np.zeros((), _ROW)
+        self._rows[rows["number"]] = np.zeros((), ROW)
         self._count(rows, -1)
 
     def is_same(self, row: Rows) -> bool:
@@ -160,7 +150,7 @@ def make_row(
     crc32c: int,
 ) -> Rows:
     """Return a row for `Table.publish`; `lengths`: of the head, and of all."""
-    row = np.zeros(1, _ROW)
+    row = np.zeros(1, ROW)
     head, length = lengths
     row["number"], row["offset"], row["length"], row["source_bytes"] = number, offset, length, source_bytes
     row["tier"], row["mark"], row["head"], row["crc32c"], row["is_there"] = tier, mark, head, crc32c, 1

@@ -60,19 +60,19 @@ def say_too_large(width: int, height: int) -> str:
 
 def measure(data: bytes) -> tuple[int, int, str]:
     """Return width, height and mode of an image; looks at its headers only."""
-    with _open(data) as image:
+    with open_image(data) as image:
         return (*image.size, image.mode)
 
 
 def describe(data: bytes) -> tuple[str, str, int]:
     """Return format, mode and number of frames of an image; looks at its headers only."""
-    with _open(data) as image:
+    with open_image(data) as image:
         return image.format or "", image.mode, getattr(image, "n_frames", 1)
 
 
 def check(data: bytes) -> tuple[int, int]:
     """Decode an image to see whether that works; returns its width and height."""
-    with _open(data) as image:
+    with open_image(data) as image:
         _load(image)
         size: tuple[int, int] = image.size
         return size
@@ -87,7 +87,7 @@ def decode(
     that was asked for is looked at elsewhere.
     """
     height, width, channels = shape
-    with _open(data) as image:
+    with open_image(data) as image:
         _load(image)
         if depth == "uint16" and is_deep(image.mode):
             return crop_uint16(image, box, (width, height), filter_)[..., None]
@@ -97,7 +97,7 @@ def decode(
 
 def decode_whole(data: bytes, depth: Depth | None = None) -> U8:
     """Return all pixels of an image, in RGB."""
-    with _open(data) as image:
+    with open_image(data) as image:
         _load(image)
         return np.asarray(_to_pixels(image, 3, depth))
 
@@ -112,7 +112,7 @@ def decode_mask(data: bytes, box: Box, shape: tuple[int, ...]) -> U8:
     from PIL import Image
 
     height, width, channels = shape
-    with _open(data) as image:
+    with open_image(data) as image:
         _load(image)
         cropped = image.crop(box)
     if cropped.mode == "1":
@@ -152,11 +152,6 @@ def resizes_as_kernel() -> bool:
     return int(PIL.__version__.split(".")[0]) >= 13
 
 
-def open_image(data: bytes) -> Image.Image:
-    """Return an image that has not been decoded yet; it is when its pixels are first asked for."""
-    return _open(data)
-
-
 def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
     """Return a Pillow image, or uint8 rows, as PNG: pixels as loading would give them, or a mask's values.
 
@@ -174,7 +169,7 @@ def encode_png(image: Any, *, is_mask: bool, is_brief: bool = False) -> bytes:
         if is_deep(image.mode):
             raise Undecodable(f"an image of mode {image.mode} has more than 8 bits per channel")
         image = image.convert("L" if image.mode in ("1", "LA", "La") else "RGB")
-    return _save_png(image, "mode", 1 if is_brief else 6)
+    return _save(image, "PNG", compress_level=1 if is_brief else 6)
 
 
 def resize_deep(data: bytes, size: tuple[int, int]) -> bytes:
@@ -187,7 +182,7 @@ def resize_deep(data: bytes, size: tuple[int, int]) -> bytes:
     """
     from PIL import Image
 
-    with _open(data) as image:
+    with open_image(data) as image:
         _load(image)
         whole = (0, 0, *image.size)
         try:
@@ -198,20 +193,15 @@ def resize_deep(data: bytes, size: tuple[int, int]) -> bytes:
             return _save(resized if image.mode == "F" else resized.convert("I"), "TIFF")
 
 
-def _save(image: Any, format_name: str) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format_name)
-    return buffer.getvalue()
-
-
-def _save_png(image: Any, what: str, level: int = 6) -> bytes:
+def _save(image: Any, format_name: str, what: str = "mode", **options: Any) -> bytes:
     buffer = io.BytesIO()
     try:
-        image.save(buffer, "PNG", compress_level=level)
+        image.save(buffer, format_name, **options)
     except MemoryError:
         raise
     except Exception as error:
-        raise Undecodable(f"{what} {image.mode} does not go into PNG: {_words(error)}") from error
+        words = f"{what} {image.mode} does not go into {format_name}: {_words(error)}"
+        raise Undecodable(words) from error
     return buffer.getvalue()
 
 
@@ -226,7 +216,7 @@ def fill_up(data: bytes) -> bytes:
     with _LOADING_TRUNCATED:  # a switch of the whole process
         before, ImageFile.LOAD_TRUNCATED_IMAGES = ImageFile.LOAD_TRUNCATED_IMAGES, True
         try:
-            with _open(data) as image:
+            with open_image(data) as image:
                 return encode_png(image, is_mask=False)
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = before
@@ -259,7 +249,7 @@ def read_orientation(data: bytes) -> int:
     if data.startswith(b"\x89PNG") and not any(word in data for word in _PNG_EXIF):
         return 1
     try:
-        with _open(data) as image:
+        with open_image(data) as image:
             value = image.getexif().get(_ORIENTATION, 1)
     except MemoryError:
         raise
@@ -272,9 +262,10 @@ def resize_mask(data: bytes, size: tuple[int, int]) -> bytes:
     """Return a mask as PNG, resized to `size` (width, height) by nearest neighbour; values stay."""
     from PIL import Image
 
-    with _open(data) as image:
+    with open_image(data) as image:
         _load(image)
-        return _save_png(image.resize(size, Image.Resampling.NEAREST), "mask of mode")
+        resized = image.resize(size, Image.Resampling.NEAREST)
+        return _save(resized, "PNG", "mask of mode", compress_level=6)
 
 
 def _to_8_bits(values: npt.NDArray[Any], mode: str) -> U8:
@@ -285,7 +276,8 @@ def _to_8_bits(values: npt.NDArray[Any], mode: str) -> U8:
     return values.astype(np.uint8)
 
 
-def _open(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
+    """Return an image that has not been decoded yet; it is when its pixels are first asked for."""
     from PIL import Image, UnidentifiedImageError
 
     Image.init()

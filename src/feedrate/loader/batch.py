@@ -26,14 +26,7 @@ from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.loader.arguments import Size
-from feedrate.loader.geometry import (
-    CropSampler,
-    Geometry,
-    Places,
-    check_depths,
-    decode_crops,
-    decode_pixels,
-)
+from feedrate.loader.geometry import CropSampler, Geometry, Places, check_depths, decode_crops, decode_pixels
 from feedrate.loader.options import Output, Wanted
 from feedrate.loader.pipeline import FeedStopped, Meter
 from feedrate.loader.values import Values, explain_status, move_boxes, read_field, to_torch

@@ -32,10 +32,7 @@ class Cache:
     """
 
     def __init__(
-        self,
-        ram: int | str | None = None,
-        disk: str | os.PathLike[str] | None = None,
-        gpu: int | str = 0,
+        self, ram: int | str | None = None, disk: str | os.PathLike[str] | None = None, gpu: int | str = 0
     ) -> None:
         limit = None if gpu == "auto" else parse_size("gpu", gpu)
         self.gpu = None if limit == 0 else GpuBudget(gpu, limit)

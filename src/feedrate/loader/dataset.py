@@ -18,14 +18,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel.depth import Depth
 from feedrate.loader import options as asked
-from feedrate.loader.arguments import (
-    Size,
-    check_choice,
-    check_depth,
-    check_functions,
-    check_whole,
-    takes,
-)
+from feedrate.loader.arguments import Size, check_choice, check_depth, check_functions, check_whole, takes
 from feedrate.loader.geometry import (
     CropSampler,
     Geometry,

@@ -118,7 +118,7 @@ class EpochRun:
         # While one maker is in the kernel, another prepares its batch and queues it there; a third may wait
         # for the GPU.
         makers = self._threads if setup.has_functions else 3 if setup.is_sent else 2
-        feed = Feed(
+        feed = self._resources.feed = Feed(
             self._make, len(self._shares), prefetch=setup.prefetch, makers=max(2, makers), meter=self._meter,
             on_stop=self._close, interrupt=self._interrupt,
             on_take=None if controller is None else self._adapt,

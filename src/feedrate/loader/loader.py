@@ -159,7 +159,7 @@ class Loader:
             shares.check_not_empty(cursor.epoch)
         if resources.cached is not None:
             resources.cached.begin_epoch()
-        feed = resources.feed = EpochRun(setup, resources, order, shares, cursor.epoch).start()
+        feed = EpochRun(setup, resources, order, shares, cursor.epoch).start()
         return feed, shares, cursor
 
     def set_epoch(self, epoch: int) -> None:

@@ -51,9 +51,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuLaunchKernel": [_HANDLE, *[ctypes.c_uint] * 7, _HANDLE, _OUT_HANDLE, _OUT_HANDLE],
 }
 # Of drivers since CUDA 12.4.
-_OPTIONAL: dict[str, list[Any]] = {
-    "cuFuncGetParamInfo": [_HANDLE, ctypes.c_size_t, _OUT_SIZE, _OUT_SIZE],
-}
+_OPTIONAL: dict[str, list[Any]] = {"cuFuncGetParamInfo": [_HANDLE, ctypes.c_size_t, _OUT_SIZE, _OUT_SIZE]}
 
 
 class DriverError(GpuError):
