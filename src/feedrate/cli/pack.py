@@ -34,7 +34,6 @@ from feedrate.cli.arguments import (
     whole_number,
 )
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
-from feedrate.prelist import IMAGE_SUFFIXES, listing_early
 from feedrate.units import parse_bytes
 
 
@@ -91,11 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.map is None:
         # Packing multiplies no matrices, and numpy would start a thread per core that waits for some.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with listing_early(arguments.source, sorted(IMAGE_SUFFIXES)):
-        return _run(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.build.pack import pack
     from feedrate.packing.mapping import find_map
     from feedrate.packing.options import PackOptions
