@@ -87,9 +87,14 @@ def describe_counts(quality: Quality) -> str:
     return ", ".join(words)
 
 
+def list_urgent(quality: Quality) -> list[Oddity]:
+    """Return what deserves a look."""
+    return [one for one in quality.oddities if not _is_no_concern(one, quality)]
+
+
 def describe_verdict(quality: Quality) -> str:
     """Return one sentence that says how things stand."""
-    urgent = [one for one in quality.oddities if not _is_no_concern(one, quality)]
+    urgent = list_urgent(quality)
     if not urgent:
         return "good: nothing that deserves a look was found"
     rejected = sum(one.done.get("rejected", 0) for one in urgent)

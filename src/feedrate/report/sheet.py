@@ -18,6 +18,7 @@ from feedrate.report.quality import (
     describe_meaning,
     describe_verdict,
     list_formats,
+    list_urgent,
     pick_classes,
 )
 from feedrate.units import format_bytes, format_count
@@ -74,7 +75,7 @@ def draw_sheet(description: PackDescription, sheet: Sheet) -> str:
         heading="What is in this dataset?",
         lead=f"<code>{show(description.pack)}</code>: {show(counts)}",
         verdict=verdict[:1].upper() + verdict[1:],
-        tone="good" if verdict.startswith("good") else "",
+        tone="good" if quality is not None and not list_urgent(quality) else "",
         style=_STYLE,
     )
 
