@@ -46,17 +46,14 @@ OTHERS_SAY = {
 }
 # Ours, without a code yet.
 WAITING = {
-    ("doctor/compare.py", "'the host'"),  # the value of a fact
     ("doctor/compare.py", "' on '"),  # a model and its device in one fact
-    ("doctor/findings/evidence.py", "'for '"),  # a line of the user's source
+    ("doctor/findings/step_parts.py", "'for '"),  # a line of the user's source
     ("packing/check/quality.py", "in text"),  # classify(reason)
     ("packing/check/quality.py", "text.startswith"),
     ("packing/recode.py", "'all images'"),  # stands in pack.json: a code of the format by now
     ("packing/values.py", "'CMYK'"),
     ("plan/ways.py", "way.needs"),
     ("report/bench_machine.py", "row.figure.note"),
-    ("report/doctor_words.py", "why.startswith"),
-    ("report/doctor_words.py", "in why"),
     ("report/pack.py", "'mapped'"),
     ("report/plan_page.py", "label.startswith"),
     ("report/plan_page.py", "in label"),

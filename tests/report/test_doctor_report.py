@@ -118,10 +118,10 @@ def test_of_a_run_that_died_before_its_first_step_it_says_what_to_do() -> None:
     assert "Would give nothing" not in page
 
 
-def test_nothing_is_said_twice_when_the_note_is_a_whole_sentence() -> None:
-    note = "packing will not help: reads are 1% of the time"
+def test_what_gives_nothing_is_named_with_the_reason() -> None:
+    note = "reads are 1% of the time"
     diagnosis = replace(make_decode_bound(), remedies=(Remedy("pack", "pack it", 1.0, 1.0, 1.0, note=note),))
-    assert f"no gain   {note}\n" in draw_diagnosis(diagnosis)
+    assert f"no gain   pack it: {note}\n" in draw_diagnosis(diagnosis)
     assert "Nothing that was predicted or tried makes this run faster." in draw_diagnosis(diagnosis)
 
 

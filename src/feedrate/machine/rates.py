@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from collections.abc import Callable
 from typing import Any
 
 from feedrate.machine import cpu, process
 from feedrate.machine.memory import find_memory_group
 from feedrate.machine.process import ProcessStat
-from feedrate.machine.process_tree import Other
+from feedrate.machine.process_tree import Other, Tree
 
 _PRESSURES = ("cpu", "memory", "io")
 
@@ -179,3 +180,32 @@ class TrafficMeter:
             }
         self._nfs = now
         return reading
+
+
+class JobMeter:
+    """A job, and the machine around it, between two readings: what the doctor's sampler and `watch` read.
+
+    Args:
+        root: the process that the job is, or below which it is.
+        ignored, is_marked: see `Tree`.
+        group: a process in the control group that limits the job; 0: this one.
+    """
+
+    def __init__(
+        self, root: int, ignored: set[int], is_marked: Callable[[int], bool] = lambda _: False, group: int = 0
+    ) -> None:
+        self.tree = Tree(root, ignored, is_marked)
+        self._cpu, self._memory, self._traffic = CpuMeter(group), MemoryMeter(group), TrafficMeter()
+
+    def list_parts(
+        self, passed_s: float, members: dict[int, ProcessStat]
+    ) -> dict[str, Callable[[], Reading | None]]:
+        """Return what reads each part of a sample."""
+        return {
+            "cpu": lambda: self._cpu.read(passed_s, members, self.tree.biggest_other),
+            "memory": lambda: self._memory.read(passed_s, members),
+            "pressure": lambda: self._memory.read_pressure(passed_s),
+            "disks": lambda: self._traffic.read_disks(passed_s),
+            "network": lambda: self._traffic.read_network(passed_s),
+            "nfs": lambda: self._traffic.read_nfs(passed_s),
+        }

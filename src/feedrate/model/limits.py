@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of memory that is short: bytes swapped a second; page faults a second that wait for a disk, near the limit.
+_SWAPPED, _FAULTS, _FULL = 1e6, 50, 0.85
+
 STORAGE, COLD_CACHE, DECODE, TRANSFORM = "storage-bound", "cold-cache", "decode-bound", "transform-bound"
 REPEATED, HANDOVER, UNPACK = "repeated-work", "handover-bound", "unpack-bound"
 STARVED, OVERSUBSCRIBED, PINNED = "workers-starved", "workers-oversubscribed", "workers-pinned"
@@ -73,3 +76,12 @@ LIMITS: dict[str, Limit] = {
         Limit(DEVICE, "The device is the limit: this is the good case", "the device"),
     )
 }
+
+
+def is_memory_full(used_bytes: float, limit_bytes: float) -> bool:
+    return used_bytes > _FULL * limit_bytes
+
+
+def is_memory_short(swapped_per_s: float, faults_per_s: float, *, is_full: bool) -> bool:
+    """Whether pages are thrown out and read again, so that what needs them waits."""
+    return swapped_per_s > _SWAPPED or (is_full and faults_per_s > _FAULTS)

@@ -131,16 +131,11 @@ def is_healthy(diagnosis: Diagnosis) -> bool:
 
 
 def useless(remedy: Remedy, most: int = 10_000) -> str:
-    """Return what gives nothing, and why; a note that is a whole sentence says both.
+    """Return what gives nothing, and why.
 
     Of more than `most` characters, it is the title that is cut, not the reason.
     """
-    why = clean(remedy.note).rstrip(".")
-    if not why or why.startswith("may "):
-        # A warning of what it may spoil is no reason.
-        why = f"{factor(remedy.predicted_speedup)} predicted"
-    if "will not help" in why:
-        return why
+    why = clean(remedy.note).rstrip(".") or f"{factor(remedy.predicted_speedup)} predicted"
     title, room = clean(remedy.title), max(most - len(why) - 2, 20)
     return f"{title if len(title) <= room else title[: room - 4].rstrip() + ' ...'}: {why}"
 

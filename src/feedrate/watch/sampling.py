@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +26,7 @@ from feedrate.machine.process import (
     read_stat,
     read_user,
 )
-from feedrate.machine.process_tree import Tree
-from feedrate.machine.rates import CpuMeter, MemoryMeter, TrafficMeter, name_user
+from feedrate.machine.rates import JobMeter, Reading, name_user
 from feedrate.watch.devices import Gpus, find_data_mounts, list_open, list_stores
 from feedrate.watch.results import (
     HELPER,
@@ -126,8 +125,7 @@ class JobSampler:
         self.pid, self._gpus, self._notes, self._other_jobs = pid, gpus, notes, other_jobs
         stat = read_stat(pid)
         self._start = -1 if stat is None else stat.start
-        self._tree = Tree(pid, ignored={os.getpid()})
-        self._cores, self._memory, self._traffic = CpuMeter(pid), MemoryMeter(pid), TrafficMeter()
+        self._meter = JobMeter(pid, {os.getpid()}, group=pid)
         self._user = name_user(read_user(pid)) or "unknown"
         self._lines: dict[tuple[int, str], tuple[str, ...]] = {}
         self._before: dict[int, Counters] = {}
@@ -155,7 +153,7 @@ class JobSampler:
             return None
         now_s = time.monotonic()
         passed_s, self._at_s = max(now_s - self._at_s, 1e-3), now_s
-        members = {self.pid: root, **self._tree.look()}
+        members = {self.pid: root, **self._meter.tree.look()}
         members = {pid: stat for pid, stat in members.items() if stat.state not in ("Z", "X")}
         self._roles = self._find_roles(members)
         loaders = [pid for pid, role in self._roles.items() if role != HELPER]
@@ -170,7 +168,9 @@ class JobSampler:
         threads = () if has_workers else self._measure_threads(trainers[:1], passed_s)
         self._mounts.update(dict.fromkeys(find_data_mounts(open_files), now_s))
         self._mounts = {mount: seen for mount, seen in self._mounts.items() if now_s - seen < 60}
-        traffic = self._traffic.read_network(passed_s)
+        read: dict[str, Any] = {
+            name: part() for name, part in self._meter.list_parts(passed_s, members).items()
+        }
         job = WatchedJob(
             pid=self.pid,
             user=self._user,
@@ -183,13 +183,11 @@ class JobSampler:
             threads=threads,
             gpus=on_gpus,
             free_gpus=self._gpus.list_free(),
-            cores=self._measure_cores(members, passed_s),
-            memory=self._measure_memory(members, processes, passed_s),
-            stores=list_stores(
-                self._traffic.read_disks(passed_s), self._traffic.read_nfs(passed_s) or {}, self._mounts
-            ),
-            received_bytes_per_s=traffic["received_per_s"],
-            sent_bytes_per_s=traffic["sent_per_s"],
+            cores=self._measure_cores(read["cpu"], passed_s),
+            memory=self._measure_memory(read["memory"], members, processes),
+            stores=list_stores(read["disks"], read["nfs"] or {}, self._mounts),
+            received_bytes_per_s=read["network"]["received_per_s"],
+            sent_bytes_per_s=read["network"]["sent_per_s"],
             verdict=_UNKNOWN,
             not_visible=tuple(self._list_hidden(on_gpus)),
             notes=self._notes,
@@ -315,8 +313,7 @@ class JobSampler:
         ]
         return tuple(sorted(made, key=lambda group: (-group.cores, -group.count, group.name)))
 
-    def _measure_cores(self, members: dict[int, ProcessStat], passed_s: float) -> CoreUse:
-        reading = self._cores.read(passed_s, members, self._tree.biggest_other)
+    def _measure_cores(self, reading: Reading, passed_s: float) -> CoreUse:
         allowed = len(reading["cores"])
         quota = cpu.read_cpu_quota(cpu.group_file(self.pid))
         unused = sum(1.0 - busy for busy in reading["busy"] if busy is not None)
@@ -341,9 +338,8 @@ class JobSampler:
         return None if before is None else min(1.0, max(0.0, throttled["seconds"] - before) / passed_s)
 
     def _measure_memory(
-        self, members: dict[int, ProcessStat], processes: Sequence[WatchedProcess], passed_s: float
+        self, reading: Reading, members: Iterable[int], processes: Sequence[WatchedProcess]
     ) -> MemoryUse:
-        reading = self._memory.read(passed_s, members)
         swapped = [one.swap_bytes for one in processes]
         # What forks share is in swap once, and counts in each.
         known = min(sum(one or 0 for one in swapped), reading["swap_used"])

@@ -26,9 +26,6 @@ _SHARED_GPU = 0.15  # of its time, for others
 _SHARED_CORES = 0.25  # of the cores that the job may use, for others
 _THROTTLED = 0.1
 _LEAST_CORES = 0.1
-_SWAPPED = 1e6  # bytes a second, as the doctor has it
-_FULL = 0.85  # of the memory limit, page cache not counted
-_FAULTS = 50  # a second, that wait for a disk
 _READS = 1e6  # bytes a second: reads its data
 _PROFILERS = {
     "TensorFlow": "TensorBoard's profiler shows what tf.data waits for (tf.profiler.experimental.start)",
@@ -61,9 +58,10 @@ def _find_short_memory(job: WatchedJob) -> Verdict | None:
     memory = job.memory
     swapped = memory.swap_in_bytes_per_s + memory.swap_out_bytes_per_s
     own = memory.used_bytes - memory.cache_bytes
-    is_swapping = swapped > _SWAPPED and memory.job_swap_bytes != 0
-    is_full = own > _FULL * memory.limit_bytes and memory.major_faults_per_s > _FAULTS
-    if not is_swapping and not is_full:
+    # Of the machine's swapping, what is not this job's own holds others up.
+    is_swapping = memory.job_swap_bytes != 0 and limits.is_memory_short(swapped, 0.0, is_full=False)
+    is_full = limits.is_memory_full(own, memory.limit_bytes)
+    if not is_swapping and not limits.is_memory_short(0.0, memory.major_faults_per_s, is_full=is_full):
         return None
     reason = f"{format_bytes(own)} of {format_bytes(memory.limit_bytes)} are taken, page cache not counted"
     if is_swapping:

@@ -61,8 +61,8 @@ def test_what_channels_last_gave_is_a_remedy_of_a_busy_device(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("factor", "said"),
     [
-        (1.0, "channels-last will not help: tried here, a step took as long as before"),
-        (1.5, "channels-last will not help: tried here, a step took 1.50 times as long"),
+        (1.0, "tried here, a step took as long as before"),
+        (1.5, "tried here, a step took 1.50 times as long"),
     ],
 )
 def test_a_layout_that_gives_nothing_is_said_to_give_nothing(
@@ -70,7 +70,7 @@ def test_a_layout_that_gives_nothing_is_said_to_give_nothing(
 ) -> None:
     remedy = find(judge_loop(make_device_bound(factor=factor), tmp_path), "channels-last")
     assert remedy.predicted_speedup < 1.03
-    assert words.useless(remedy) == said
+    assert words.useless(remedy) == f"lay out images and weights channels-last: {said}"
 
 
 def test_a_faster_device_gives_nothing_to_a_run_that_waits_for_data(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_faster_device_gives_nothing_to_a_run_that_waits_for_data(tmp_path: Pa
     loop.fetches(200, 40, cpu=100).write(tmp_path)
     loop.main.write(tmp_path)
     remedy = find(judge(tmp_path)[1], "channels-last")
-    assert remedy.note == "channels-last will not help: the device is not what this run waits for"
+    assert remedy.note == "the device is not what this run waits for"
 
 
 @pytest.mark.parametrize(("kind", "scaled"), [("bfloat16", False), ("float16", True)])

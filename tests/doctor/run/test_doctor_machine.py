@@ -21,7 +21,7 @@ from feedrate.doctor.analyse.machine import read_machine
 from feedrate.doctor.analyse.machine_summary import find_gpu
 from feedrate.doctor.facts import read_samples
 from feedrate.doctor.run import processes, sampler
-from feedrate.doctor.run.processes import ENVIRONMENT, make_tree
+from feedrate.doctor.run.processes import ENVIRONMENT, make_meter
 from feedrate.doctor.run.sampler import GpuMeter, Sampler, pace
 from feedrate.machine import process_tree
 from feedrate.machine.process import read_stat
@@ -65,7 +65,7 @@ def start() -> Iterator[Any]:
 
 def test_the_tree_holds_children_and_their_children_and_not_the_root(start: Any) -> None:
     process = start(PARENT)
-    tree = make_tree(os.getpid(), "/run", ignored=set())
+    tree = make_meter(os.getpid(), "/run", ignored=set()).tree
     for now in (0.0, 0.1, 100.0):  # walking, asking the known ones, walking
         members = tree.look(now)
         assert os.getpid() not in members
@@ -79,7 +79,7 @@ def test_a_member_that_ended_stays_known_and_is_not_asked_again(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start(WAITING)
-    tree = make_tree(os.getpid(), "/run", ignored=set())
+    tree = make_meter(os.getpid(), "/run", ignored=set()).tree
     tree.look(0.0)
     process.stdin.close()
     process.wait()
@@ -95,14 +95,14 @@ def test_a_process_that_lost_its_parent_is_known_by_its_environment(start: Any, 
     process = start(ORPHANING, **{ENVIRONMENT: str(tmp_path)})
     process.wait()
     nobody = 2**22 + 1  # no such process: nothing descends from it
-    names = [stat.name for stat in make_tree(nobody, str(tmp_path), ignored=set()).look(0.0).values()]
+    names = [stat.name for stat in make_meter(nobody, str(tmp_path), ignored=set()).tree.look(0.0).values()]
     assert len(names) == 1
-    assert make_tree(nobody, "/another/run", ignored=set()).look(0.0) == {}
+    assert make_meter(nobody, "/another/run", ignored=set()).tree.look(0.0) == {}
 
 
 def test_who_watches_does_not_belong_to_the_tree(start: Any) -> None:
     process = start(PARENT)
-    members = make_tree(os.getpid(), "/run", ignored={process.pid}).look(0.0)
+    members = make_meter(os.getpid(), "/run", ignored={process.pid}).tree.look(0.0)
     assert process.pid not in members
     assert all(stat.parent != process.pid for stat in members.values())
 

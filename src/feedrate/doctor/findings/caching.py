@@ -9,12 +9,26 @@ from pathlib import Path
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
-from feedrate.doctor.findings.evidence import change, make_remedy, repeated_share
+from feedrate.doctor.findings.prediction import change, make_remedy
 from feedrate.doctor.results import Remedy
 from feedrate.format.manifest import FILE_NAME
 from feedrate.model.pipeline import Pipeline, Prediction
 from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import format_bytes
+
+
+def repeated_share(m: Measured) -> float | None:
+    """Return the share of a sample's CPU work that every epoch repeats, collating left out; None: unknown."""
+    sample = m.samples.cost
+    if sample is None or sample.total.cpu_s <= 0:
+        return None
+    collate = sample.kind("collate").cpu_s / sample.total.cpu_s
+    if m.experiments.is_repeatable:
+        return 1.0 - collate
+    if m.samples.looks.undrawn is None:
+        return None
+    return m.samples.looks.undrawn * (1.0 - collate)
+
 
 # Of a kept sample, where no such one was timed: to find it, and to copy its bytes (as timed on 2 cores).
 _FOUND_S, _READ_BYTES_PER_S = 30e-6, 5e9

@@ -250,7 +250,6 @@ _OF_WORKERS: tuple[Make, ...] = (
     loader.decode_faster,
     loader.normalise_images,
     loader.pack_files,
-    loader.stage_to_scratch,
     caching.cache_in_memory,
     caching.read_from_memory,
     loader.vectorise_transform,
@@ -262,6 +261,7 @@ _OF_WORKERS: tuple[Make, ...] = (
 )
 REMEDIES: tuple[Make, ...] = (
     *_OF_WORKERS,
+    loader.stage_to_scratch,
     dataset.decode_side_by_side,
     loop.evaluate_less,
     loop.save_less,
@@ -282,7 +282,6 @@ REMEDIES: tuple[Make, ...] = (
     other_loaders.use_more_threads,
     other_loaders.normalise_pack,
     other_loaders.cache_samples,
-    other_loaders.stage_pack,
     other_loaders.load_to_device,
 )
 # What makes no sense for a feedrate.Loader, which has threads and reads a pack already.

@@ -11,18 +11,14 @@ from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
-    change,
-    freeing_s,
-    make_remedy,
     of_loader,
     percent,
-    saved_by,
-    saved_without,
-    shortened,
     wait_words,
     waits_for_data,
     weigh,
 )
+from feedrate.doctor.findings.prediction import change, make_remedy, saved_by, saved_without, shortened
+from feedrate.doctor.findings.step_parts import freeing_s
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Pipeline, around, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds

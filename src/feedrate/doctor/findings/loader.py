@@ -9,24 +9,20 @@ from statistics import mean
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.analyse.stacks import HotPlace, is_in_loop
+from feedrate.doctor.findings.caching import repeated_share
 from feedrate.doctor.findings.evidence import (
     VECTORISED,
     WORTH_TELLING,
     Evidence,
     capped,
-    change,
-    freeing_s,
-    make_remedy,
     of_loader,
     percent,
-    repeated_share,
-    saved_by,
-    saved_without,
-    tried_gain,
     wait_words,
     waits_for_data,
     weigh,
 )
+from feedrate.doctor.findings.prediction import change, make_remedy, saved_by, saved_without, tried_gain
+from feedrate.doctor.findings.step_parts import freeing_s
 from feedrate.doctor.results import GAIN_WORTH_NAMING, Remedy
 from feedrate.model.pipeline import Pipeline, Prediction, around, best_workers, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -517,17 +513,11 @@ def pack_files(m: Measured) -> Remedy | None:
     blocked = m.samples.read_blocked
     share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
     if share < 0.05:
-        # With feedrate's decoder on top it may: that is a remedy of its own.
+        # With feedrate's decoder on top it may help: that is a remedy of its own.
         decoder = decode_faster(m)
-        alone = (
-            "packing alone"
-            if decoder is not None and decoder.predicted_speedup > GAIN_WORTH_NAMING
-            else "packing"
-        )
-        return Remedy(
-            "pack", "pack the files", 1.0, 1.0, 1.02, command=None,
-            note=f"{alone} will not help: reads are {share:.0%} of the time",
-        )  # fmt: skip
+        alone = " alone" if decoder is not None and decoder.helps else ""
+        why = f"reads are {share:.0%} of the time"
+        return Remedy("pack", f"pack the files{alone}", 1.0, 1.0, 1.02, command=None, note=why)
     # Small files cost round trips: open, read, close. A pack is read in ranges that are known in advance.
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
     now = m.pipeline
@@ -540,22 +530,30 @@ def pack_files(m: Measured) -> Remedy | None:
 
 
 def stage_to_scratch(m: Measured) -> Remedy | None:
-    """Copy the data to local scratch once: reads then cost what scratch gives."""
-    sample, data, around_ = m.samples.cost, m.machine.data, m.machine
-    if sample is None or data is None or around_.scratch is None or around_.scratch_bytes_per_s is None:
+    """Copy the data, or the pack, to local scratch once: reads then cost what scratch gives."""
+    sample, data, place, loader = m.samples.cost, m.machine.data, m.machine, m.loader
+    if sample is None or (loader.is_of_pack and (loader.get("scratch") or m.samples.stages is None)):
         return None
-    blocked = m.samples.read_blocked
-    if blocked.blocked_s < 0.05 * sample.total.wall_s:
+    blocked_s, n = m.samples.read_blocked.blocked_s, m.loop.samples_per_step
+    if blocked_s < 0.05 * sample.total.wall_s:
         return None
-    left = sample.read_bytes / around_.scratch_bytes_per_s
-    now = m.pipeline
-    saved = max(blocked.blocked_s - left, 0.0) * m.loop.samples_per_step
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
+    if loader.is_of_pack and loader.get("remote"):
+        prediction, then = change(m, fetch_blocked_s=m.pipeline.fetch_blocked_s - blocked_s * n)
+        return make_remedy(
+            m, "stage", "copy the pack to a disk of this machine while it is read", prediction, then,
+            change='Loader(..., scratch="auto")', note="from the second epoch on",
+        )  # fmt: skip
+    if data is None or place.scratch is None or place.scratch_bytes_per_s is None:
+        return None
+    saved = max(blocked_s - sample.read_bytes / place.scratch_bytes_per_s, 0.0) * n
+    prediction, then = change(m, fetch_blocked_s=m.pipeline.fetch_blocked_s - saved)
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
+    what, edit = f"data{size}", "read from the folder that it prints"
+    if loader.is_of_pack:
+        what, edit = "pack", f'Loader(..., scratch="{place.scratch}")'
     return make_remedy(
-        m, "stage", f"copy the data{size} to {around_.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {data.source_word} --scratch {shlex.quote(around_.scratch)}",
-        change="read from the folder that it prints",
+        m, "stage", f"copy the {what} to {place.scratch} once, and read it there", prediction, then,
+        command=f"feedrate stage {data.source_word} --scratch {shlex.quote(place.scratch)}", change=edit,
     )  # fmt: skip
 
 

@@ -7,26 +7,20 @@ from statistics import median
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.stacks import is_in_loop
-from feedrate.doctor.findings.evidence import (
-    VECTORISED,
-    WORTH_A_VERDICT,
-    WORTH_TELLING,
-    Evidence,
+from feedrate.doctor.findings.evidence import VECTORISED, WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
+from feedrate.doctor.findings.loader import word_place
+from feedrate.doctor.findings.prediction import change, make_remedy, shortened
+from feedrate.doctor.findings.step_parts import (
     before_forward_s,
-    change,
     copying_s,
     freeing_s,
     header_share,
     idle_share,
     launching_s,
-    make_remedy,
-    percent,
     readback_s,
-    shortened,
     sync_s,
     write_s,
 )
-from feedrate.doctor.findings.loader import word_place
 from feedrate.doctor.results import GAIN_WORTH_NAMING, Remedy
 from feedrate.model.pipeline import around, best_workers, without
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -390,7 +384,7 @@ def halve_precision(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "half-precision", f"compute in {kind}", prediction, then, basis="measured",
         change=f"with torch.autocast('cuda', dtype=torch.{kind}): ...{scaled}",
-        note="may cost accuracy: check it",
+        note="may cost accuracy: check it" if prediction.speedup >= GAIN_WORTH_NAMING else "",
     )  # fmt: skip
 
 
@@ -410,10 +404,10 @@ def _judge_layout(ratio: float, speedup: float) -> str:
     if speedup >= GAIN_WORTH_NAMING:
         return ""
     if ratio > GAIN_WORTH_NAMING:
-        return f"channels-last will not help: tried here, a step took {ratio:.2f} times as long"
+        return f"tried here, a step took {ratio:.2f} times as long"
     if ratio < 1 / GAIN_WORTH_NAMING:
-        return "channels-last will not help: the device is not what this run waits for"
-    return "channels-last will not help: tried here, a step took as long as before"
+        return "the device is not what this run waits for"
+    return "tried here, a step took as long as before"
 
 
 def move_to_cores(m: Measured) -> Remedy | None:

@@ -4,20 +4,34 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.doctor.findings.evidence import (
-    WORTH_A_VERDICT,
-    WORTH_TELLING,
-    Evidence,
-    capped,
-    change,
-    make_remedy,
-    on_gpu_of_others,
-    percent,
-    waiting_for_cores,
-)
+from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, capped, percent
+from feedrate.doctor.findings.prediction import change, make_remedy
 from feedrate.doctor.results import Remedy
+from feedrate.model import limits
 from feedrate.model.pipeline import around, without
 from feedrate.units import format_bytes, format_count, format_seconds
+
+
+def on_gpu_of_others(m: Measured) -> float:
+    """Return the share of the time in which the GPU worked for others while this run had work for it."""
+    others = m.machine.gpu_others
+    if not m.training.is_on_gpu or not m.machine.gpu_others_share:
+        return 0.0
+    # Processes take turns: who has work gets its turn, however much the others could use.
+    theirs = min(m.machine.gpu_others_share, others / (others + 1))
+    return theirs * max(m.loop.own_s - m.loop.exposed_s, 0.0) / m.loop.step_s
+
+
+def waiting_for_cores(m: Measured) -> float:
+    """Return the share of the time in which whoever makes the step long had no core because of others."""
+    others, ours = m.machine.cores_others + m.machine.steal_cores, m.machine.cores_ours or 0.0
+    waits = (
+        m.loop.exposed_s * m.samples.queue_share + (m.loop.own_s - m.loop.exposed_s) * m.training.queue_share
+    )
+    # Of more workers than cores, some wait for each other, whoever else is there.
+    theirs = 1.0 if m.loader.workers <= m.machine.cores else others / max(others + ours, 1e-9)
+    return min(waits * theirs / m.loop.step_s, 0.95)
+
 
 _HORIZON_S = 86_400.0  # a limit that a day of training does not reach is no worry now
 _NEAR_STEPS = 1000
@@ -86,11 +100,11 @@ def _weigh(share: float, lost: float) -> float:
 def find_short_memory(m: Measured) -> Evidence | None:
     around, growth = m.machine, m.machine.growth
     limit, used = around.memory_limit_bytes, around.memory_used_bytes
-    is_full = bool(limit and used and used > 0.85 * limit)
+    is_full = bool(limit and used and limits.is_memory_full(used, limit))
     is_growing = growth is not None and growth.steps_to_limit * m.loop.step_s < _HORIZON_S
     # A feedrate.Cache fills memory in the first epoch, and leaves a margin.
     is_growing = is_growing and not m.loader.get("cache")
-    is_swapping = around.swap_bytes_per_s > 1e6 or (is_full and around.major_faults_per_s > 50)
+    is_swapping = limits.is_memory_short(around.swap_bytes_per_s, around.major_faults_per_s, is_full=is_full)
     stalled = around.memory_stall_share or 0.0
     is_short = is_swapping or stalled > WORTH_TELLING
     if not (is_short or is_growing):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 from feedrate.doctor.analyse.metrics import Measured
@@ -13,17 +12,13 @@ from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
     capped,
-    change,
-    make_remedy,
     of_loader,
     percent,
-    saved_by,
-    saved_without,
-    shortened,
     wait_words,
     waits_for_data,
 )
 from feedrate.doctor.findings.loader import STARVED_GAIN, word_storage
+from feedrate.doctor.findings.prediction import change, make_remedy, saved_by, saved_without, shortened
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Prediction, predict_change
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -212,34 +207,6 @@ def cache_samples(m: Measured) -> Remedy | None:
         decode_s=m.samples.decoding.cpu_s - saved,
         change="Loader(..., cache=feedrate.Cache())",
         note=f"{note}; the first epoch decodes whole images",
-    )  # fmt: skip
-
-
-def stage_pack(m: Measured) -> Remedy | None:
-    """The pack on a disk of this machine: fetched once, then read there."""
-    sample, loader, around = m.samples.cost, m.loader, m.machine
-    if sample is None or loader.get("scratch") or m.samples.stages is None:
-        return None
-    blocked = m.samples.read_blocked
-    if blocked.blocked_s < 0.05 * sample.total.wall_s:
-        return None
-    now, n = m.pipeline, m.loop.samples_per_step
-    if loader.get("remote"):
-        prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - blocked.blocked_s * n)
-        return make_remedy(
-            m, "stage", "copy the pack to a disk of this machine while it is read", prediction, then,
-            change='Loader(..., scratch="auto")', note="from the second epoch on",
-        )  # fmt: skip
-    data = around.data
-    if data is None or around.scratch is None or around.scratch_bytes_per_s is None:
-        return None
-    left = sample.read_bytes / around.scratch_bytes_per_s
-    saved = max(blocked.blocked_s - left, 0.0) * n
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
-    return make_remedy(
-        m, "stage", f"copy the pack to {around.scratch} once, and read it there", prediction, then,
-        command=f"feedrate stage {data.source_word} --scratch {shlex.quote(around.scratch)}",
-        change=f'Loader(..., scratch="{around.scratch}")',
     )  # fmt: skip
 
 

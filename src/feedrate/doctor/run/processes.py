@@ -27,12 +27,12 @@ from feedrate.machine.process import (
     read_file,
     read_stat,
 )
-from feedrate.machine.process_tree import Tree
+from feedrate.machine.rates import JobMeter
 
 
-def make_tree(root: int, run: str, ignored: set[int]) -> Tree:
-    """Return the tree of a run: who carries its name in the environment belongs to it, whoever started it."""
-    return Tree(root, ignored, lambda pid: read_environ(pid, ENVIRONMENT) == run)
+def make_meter(root: int, run: str, ignored: set[int]) -> JobMeter:
+    """Return the meter of a run: who has its name in the environment belongs to it, whoever started it."""
+    return JobMeter(root, ignored, lambda pid: read_environ(pid, ENVIRONMENT) == run)
 
 
 FOLDER = Path("/dev/shm")

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from feedrate.doctor.facts import MACHINE_FILE
-from feedrate.doctor.run.processes import SharedNames, clean_up, make_tree
+from feedrate.doctor.run.processes import SharedNames, clean_up, make_meter
 from feedrate.hooking.launch import SIGNALS
 from feedrate.machine.gpu import GpuReader
 from feedrate.machine.process import (
@@ -39,7 +39,7 @@ from feedrate.machine.process import (
     read_stat,
 )
 from feedrate.machine.process_tree import list_children
-from feedrate.machine.rates import CpuMeter, MemoryMeter, Reading, TrafficMeter
+from feedrate.machine.rates import Reading
 
 INTERVAL_S = 0.5
 _GLANCE_S = 0.2  # about as often as the driver measures how busy a GPU was
@@ -165,9 +165,9 @@ class Sampler:
     """Takes samples; `take` returns one as it goes to the file."""
 
     def __init__(self, run: Path, root: int, *, ignored: set[int]) -> None:
-        self.tree = make_tree(root, str(run), ignored)
-        self._cpu, self._processes, self._memory = CpuMeter(), ProcessMeter(), MemoryMeter()
-        self._traffic, self._gpu = TrafficMeter(), GpuMeter()
+        self._job = make_meter(root, str(run), ignored)
+        self.tree = self._job.tree
+        self._processes, self._gpu = ProcessMeter(), GpuMeter()
         self.shared = SharedNames()
         self._before_ns = time.perf_counter_ns()
         self._troubles: dict[str, str] = {}
@@ -180,13 +180,8 @@ class Sampler:
         members = self.tree.look()
         sample: Reading = {"t_ns": now_ns, "passed_s": round(passed_s, 4)}
         parts: dict[str, Callable[[], Any]] = {
-            "cpu": lambda: self._cpu.read(passed_s, members, self.tree.biggest_other),
+            **self._job.list_parts(passed_s, members),
             "processes": lambda: self._processes.read(members),
-            "memory": lambda: self._memory.read(passed_s, members),
-            "pressure": lambda: self._memory.read_pressure(passed_s),
-            "disks": lambda: self._traffic.read_disks(passed_s),
-            "network": lambda: self._traffic.read_network(passed_s),
-            "nfs": lambda: self._traffic.read_nfs(passed_s),
             "gpus": self._gpu.read,
             "shared_memory": read_shared_memory,
             "shared_names": lambda: self.shared.look(members),
