@@ -2,7 +2,7 @@
 """The kinds of fields a sample can have, the index columns that each needs, and what samples are called.
 
 Keys are such that WebDataset readers take them. Any decoder takes any distance of a JPEG's entry points: the
-CPU kernel gains nothing from close ones; one that gives every stretch to a thread of its own does.
+CPU kernel gains nothing from close ones; a decoder with a thread for each range between two of them does.
 """
 
 from __future__ import annotations

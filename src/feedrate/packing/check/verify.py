@@ -39,7 +39,7 @@ from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source
 from feedrate.remote.copier import fetch
-from feedrate.remote.fetch import find_patiently, origin
+from feedrate.remote.fetch import find_with_retries, origin
 from feedrate.remote.trust import check_addresses
 from feedrate.source.record import UnusableValue
 
@@ -142,7 +142,7 @@ def check_remote(shard: Shard, fields: Sequence[Field], part: Part | None) -> It
     root, name = split_source(origin(shard).decode("utf-8", "surrogateescape"))
     place = Place(root)
     try:
-        found = find_patiently(place, name)
+        found = find_with_retries(place, name)
         if found is None or found.size_bytes != shard.size_bytes:
             size = "a folder" if found is None else f"{found.size_bytes}"
             yield Problem(
