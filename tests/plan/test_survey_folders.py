@@ -79,6 +79,7 @@ def test_a_tree_that_was_listed_in_part_is_estimated_and_says_so(
     for number in range(60):
         touch(tmp_path / "train" / f"class-{number:02d}", *(f"{n}.jpg" for n in range(8 + number % 5)))
     list_only(monkeypatch, 30)
+    random.seed(0)  # of twenty draws, one is outside of two standard errors
     tree = count_tree(str(tmp_path), seconds=5)
     assert not tree.is_whole
     assert tree.images.low <= 600 <= tree.images.high

@@ -13,9 +13,14 @@ those come from. What is to be read is read for some seconds; nothing is kept.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import add_looking, add_model, choose_model, whole_between
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
+
+if TYPE_CHECKING:
+    from feedrate.plan.results import Estimate
 
 _COPY = """How long copying a size, a folder or a file to another disk takes.
 
@@ -69,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         options["numbers"] = load_numbers()
     if kind == "epoch":
         options["model"], options["model_rate"] = choose_model(arguments)
-    asks = {
+    asks: dict[str, Callable[..., Estimate]] = {
         "copy": estimate.estimate_copy, "epoch": estimate.estimate_epoch,
         "memory": estimate.estimate_memory, "pack": estimate.estimate_pack,
     }  # fmt: skip
