@@ -11,7 +11,6 @@ import errno
 import os
 from collections.abc import Callable
 from functools import partial
-from io import FileIO
 from typing import Any
 
 from feedrate import kernel
@@ -58,8 +57,7 @@ class Bytes:
             if value.file == value.path:
                 with open(path, "rb", buffering=0) as stream:
                     return kernel.read_at(stream.fileno(), value.size_bytes + 1, 0)
-            stream = self._keep_open(path, partial(FileIO, path))
-            return kernel.read_at(stream.fileno(), value.size_bytes, value.offset)
+            return kernel.read_at(self._keep_open(path, _open), value.size_bytes, value.offset)
         except OSError as error:
             if error.errno in _SOURCE_IS_GONE or not os.path.isdir(self.root):
                 raise StorageError(
@@ -74,18 +72,17 @@ class Bytes:
         except NotFound:
             raise UnusableValue("cannot be read: it is no longer there") from None
 
-    def _keep_open(self, name: bytes, make: Callable[[], Any], most: int = _MOST_OPEN) -> Any:
-        """Return an open file; a file that holds one value holds others."""
+    def _keep_open(self, name: bytes, make: Callable[[bytes], Any], most: int = _MOST_OPEN) -> Any:
+        """Return an open file, or its descriptor; a file that holds one value holds others."""
         if name not in self._open:
             if len(self._open) >= most:
-                self._open.pop(next(iter(self._open))).close()
-            self._open[name] = make()
+                _close(self._open.pop(next(iter(self._open))))
+            self._open[name] = make(name)
         return self._open[name]
 
     def close(self) -> None:
-        for opened in self._open.values():
-            opened.close()
-        self._open.clear()
+        while self._open:
+            _close(self._open.popitem()[1])
 
     def _read_contained(self, value: ContainerValue) -> bytes:
         if value.container == "spool":
@@ -103,12 +100,12 @@ class Bytes:
     def _read_spool(self, value: ContainerValue) -> bytes:
         path = os.path.join(self._scratch or "", SPOOL_NAME)
         try:
-            spool = self._keep_open(b"", partial(FileIO, path))
+            spool = self._keep_open(os.fsencode(path), _open)
         except OSError as error:
             raise StorageError(
                 f"cannot read {path}: {error.strerror}", hint="run the same 'feedrate pack' command again"
             ) from error
-        data = kernel.read_at(spool.fileno(), value.size_bytes, int(value.place[0]))
+        data = kernel.read_at(spool, value.size_bytes, int(value.place[0]))
         if len(data) != value.size_bytes:
             raise StorageError(
                 f"{SPOOL_NAME} is shorter than it was", hint="run the same 'feedrate pack' command again"
@@ -131,8 +128,19 @@ class Bytes:
         from feedrate.source.hdf5 import dump_cell, open_hdf5
 
         dataset, row, form = value.place
-        opened = self._keep_open(value.file, lambda: open_hdf5(self._place, value.file), _MOST_HDF5_OPEN)
+        opened = self._keep_open(value.file, partial(open_hdf5, self._place), _MOST_HDF5_OPEN)
         try:
             return dump_cell(str(form), opened[str(dataset)][int(row)])
         except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
             raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}") from error
+
+
+def _open(path: bytes) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _close(opened: Any) -> None:
+    if isinstance(opened, int):
+        os.close(opened)
+    else:
+        opened.close()
