@@ -294,7 +294,7 @@ class Staging:
     def _land(self, transfer: Transfer, file: Incoming, fd: int, crc32c: int) -> None:
         is_small = transfer.is_small(file.size_bytes)
         try:
-            (self.copy.dress if is_small else self.copy.land)(file.name, fd)
+            (self.copy.set_attributes if is_small else self.copy.land)(file.name, fd)
         finally:
             os.close(fd)
         with self._lock:
@@ -407,10 +407,10 @@ def open_staging(
         scratch = find_scratch(scratch, allow_network=options.allow_network)
     _check_nesting(contents, scratch)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
-    is_mended = False
+    is_repaired = False
     while True:
         found = Copy.find(scratch.path, marker)
-        is_mended |= found is not None and found.is_mended
+        is_repaired |= found is not None and found.is_repaired
         size_bytes, count = _missing(found, contents)
         if count:
             _make_room(scratch, found, size_bytes, say)
@@ -425,7 +425,7 @@ def open_staging(
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
         if copy.is_ours:
             remember_copy(copy, scratch.path)
-        if is_mended or copy.is_mended:
+        if is_repaired or copy.is_repaired:
             options = dataclasses.replace(options, check=True)
         return Staging(contents, scratch, copy, lease, options, watch, say)
 
