@@ -21,8 +21,8 @@ from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
 from feedrate.figures import Figure
 from feedrate.files.tree import FolderSample, sample_folder
+from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.machine.disk import describe_storage
-from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.units import format_count, format_seconds
 

@@ -112,7 +112,7 @@ def _note_resize(ways: Sequence[Way], recommended: str) -> list[str]:
     smaller = [way for way in ways if way.fits and way.is_smaller]
     best = min(smaller, key=lambda way: way.total_s.value, default=chosen)
     gain = chosen.total_s.value / best.total_s.value
-    text = f"{best.name} would be {gain:.1f} times faster still, but changes the images: feedrate fidelity"
+    text = f"{best.name} would be {gain:.1f} times faster still, but changes the images (pack says how much)"
     is_worth = chosen.total_s.value - best.total_s.value >= _LEAST_SAVED_S
     is_worth = is_worth and chosen.total_s.is_known and best.total_s.is_known
     return [text] if gain > 1.25 and is_worth else []

@@ -20,7 +20,7 @@ from feedrate.doctor.analyse.records import Fact, Process, Recording, are_inside
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.tree import walk_paths
-from feedrate.prelist import IMAGE_SUFFIXES
+from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.source.labelled import LABEL_COLUMNS, PATH_COLUMNS
 from feedrate.source.table import Table, read_table
 
