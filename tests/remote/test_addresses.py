@@ -173,7 +173,7 @@ def test_verifying_and_appending_ask_first_too(shards: RangeServer, pack: Path, 
     assert load(pack) == 12
 
 
-@pytest.mark.parametrize("command", ["stage", "verify", "fidelity"])
+@pytest.mark.parametrize("command", ["stage", "verify", "verify --pixels 3"])
 def test_the_commands_show_the_line_to_type_and_take_it(
     shards: RangeServer,
     pack: Path,

@@ -19,9 +19,11 @@ from urllib.parse import quote
 import numpy as np
 
 from feedrate.errors import UsageError
-from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import printable
 
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+)
 RESERVED_NAMES = frozenset({"key", "number", "check"})
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 

@@ -200,12 +200,14 @@ def verify(
     pack: str | os.PathLike[str],
     *,
     workers: int | None = None,
+    pixels: int = 0,
     allow_addresses: str | Sequence[str] = (),
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> VerifyResult:
     """Check all checksums of a pack, and that its manifest, index and tars say the same.
 
     Args:
+        pixels: compare what the loader makes of so many samples with Pillow's pixels, if all else is good.
         allow_addresses: where files may be that a pack names and that this user did not index.
 
     Raises:
@@ -235,6 +237,12 @@ def verify(
     problems += itertools.islice(_find_duplicates(checks, *repeated), _MOST_PROBLEMS)
     problems += _check_columns(folder, manifest)
     problems += [problem for table in find_tables(manifest) for problem in _check_table(folder, table)]
+    comparison = None
+    if pixels and not problems:
+        from feedrate.packing.check.pixels import compare_with_pillow
+
+        comparison, more = compare_with_pillow(pack, pixels, allow_addresses=allow_addresses, watch=watch)
+        problems += more
     return VerifyResult(
         pack=str(pack),
         samples=manifest.samples,
@@ -246,6 +254,7 @@ def verify(
         pixels=describe_pixels(manifest.settings),
         manifest_checked=manifest.had_digest,
         is_index=any(shard.is_in_place for shard in manifest.shards),
+        comparison=comparison,
     )
 
 
