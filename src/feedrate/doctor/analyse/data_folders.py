@@ -44,12 +44,9 @@ def list_opened(recording: Recording, loaders: Collection[str] | None = None) ->
     for process in recording.processes:
         opened = process.of(layout.OPENED)
         if loaders is not None and process.pid not in pids:
-            waits = [
-                (int(wait["start"]), int(wait["start"] + wait["wall"]) + 1)
-                for wait in process.of(layout.WAIT, phase=layout.REAL)
-                if process.name(wait["name"]) in loaders
-            ]
-            opened = opened[are_inside(opened["start"], waits)]
+            waits = process.named(process.of(layout.WAIT, phase=layout.REAL), loaders)
+            spans = zip(waits["start"].tolist(), (waits["start"] + waits["wall"] + 1).tolist(), strict=True)
+            opened = opened[are_inside(opened["start"], list(spans))]
         cwd = str(process.last("process").get("cwd") or "")
         for record in opened:
             path = process.name(record["name"])
