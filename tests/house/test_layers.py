@@ -104,6 +104,7 @@ INSIDE = {
 # others import of them. Nothing is added without thought.
 BOUND = {
     "feedrate.doctor.hook": (set[str](), {"feedrate_hook.layout"}),
+    "feedrate.hooking.startup": (set[str](), set[str]()),
     "feedrate.format.containers": (
         {"fields", "raw"},
         {"", "hdf5", "tar", "tfrecord"},

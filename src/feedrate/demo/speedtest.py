@@ -21,7 +21,7 @@ from feedrate.lab.device import check_side, choose_device
 from feedrate.lab.photographs import write_photographs
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.isolated import script_command
-from feedrate.model.results import check_model
+from feedrate.model.gpus import check_model
 from feedrate.source.folders import has_images
 from feedrate.units import format_count, shell_quote
 

@@ -19,7 +19,7 @@ from feedrate.errors import GpuError, UsageError
 from feedrate.loader.device.transfer import check_device
 from feedrate.machine.describe import read_cpu_model
 from feedrate.machine.gpu import describe_gpus
-from feedrate.model.results import KNOWN_MODELS, check_model
+from feedrate.model.gpus import KNOWN_MODELS, check_model
 from feedrate.stats import median, spread
 
 if TYPE_CHECKING:

@@ -390,6 +390,8 @@ class AsyncConnection:
                     self._outage.is_over()
                     return check(self._place, file, offset, received)
                 except Exception as error:
+                    if self._is_closed:  # and so is the session: that is no outage
+                        raise asyncio.CancelledError from error
                     wait_s = attempts.failed(error, has_brought=received.fail(before_bytes))
                 limit_s = min(limit_s, max(stall_s, attempts.left_s))
                 await asyncio.sleep(wait_s)

@@ -139,10 +139,10 @@ class RangeReader:
             self._closed = True
             line, self._line = self._line, None
             waiting = list(self._open)
+        if line is not None:  # first: what begins from now on ends at once
+            line.close()
         for future in waiting:
             future.cancel()
-        if line is not None:
-            line.close()
 
 
 def find_with_retries(

@@ -43,7 +43,7 @@ from feedrate.scratch.source_check import checksum_file
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
-_POLL_S = 0.1
+_POLL_S, _SELDOM_S = 0.1, 1.0  # who trains meanwhile looks seldom: for each file, in each rank
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
 _FEW_FILES = 1024
 # Small files land so many at a time: each time, all that was written to the disk is waited for.
@@ -80,7 +80,7 @@ class StagingOptions:
 
 
 class Staging:
-    """A source on its way to scratch. Make it with `preparing.open_staging`."""
+    """A source on its way to scratch. Make it with `open_staging`."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Staging:
                 return  # who writes its checksums down need not be waited for
             self.is_joined = True
             self._say_writer()
-            self._stop.wait(_POLL_S)
+            self._stop.wait(_POLL_S if how is None else _SELDOM_S)
         raise Stopped
 
     def stop(self) -> None:

@@ -122,6 +122,10 @@ class LoaderFacts:
         return next((kind.rpartition(".")[2] for kind in own), "")
 
     @property
+    def batch_bytes(self) -> int:
+        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
+
+    @property
     def has_labels(self) -> bool:
         form = self.batch.get("form")
         return isinstance(form, (list, Mapping)) and len(form) > 1

@@ -209,10 +209,6 @@ class UsedLoader(LoaderFacts):
         return max(self.workers - self.idle.count, 0) or self.threads
 
     @property
-    def batch_bytes(self) -> int:
-        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
-
-    @property
     def handed_bytes(self) -> float:
         """Return what comes to the training process with a batch: of views, all that is under them."""
         return max(self.batch_bytes, self.views.copied_bytes if self.views is not None else 0.0)

@@ -76,6 +76,10 @@ class Process:
         return len(self.of(layout.WAIT, layout.OPTIMIZER)) > 0
 
     @property
+    def is_on_gpu(self) -> bool:
+        return str(self.last("module").get("device", "cpu")).startswith("cuda")
+
+    @property
     def rank(self) -> int:
         return int(self.last("process").get("rank") or 0)
 
