@@ -96,9 +96,9 @@ def vary(function: Callable[..., Sequence[Result]], *records: Any) -> list[Resul
     It reads the values of figures alone, and returns exact figures, or records with such. It is called once
     for each bound of each figure.
     """
-    figures = dict(_list_figures(records, ()))
+    figures = dict(list_figures(records))
     results = function(*records)
-    parts = [(n, path) for n, result in enumerate(results) for path, _ in _list_figures(result, ())]
+    parts = [(n, path) for n, result in enumerate(results) for path, _ in list_figures(result)]
 
     def evaluate(path: tuple[Any, ...], value: float) -> Sequence[float]:
         made = function(*_put(records, path, Figure.exactly(value))) if path else results
@@ -110,15 +110,16 @@ def vary(function: Callable[..., Sequence[Result]], *records: Any) -> list[Resul
     return moved
 
 
-def _list_figures(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Figure]]:
+def list_figures(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Figure]]:
+    """Yield every figure in a record, with where in it that stands."""
     if isinstance(value, Figure):
         yield path, value
     elif isinstance(value, tuple):
         for number, one in enumerate(value):
-            yield from _list_figures(one, (*path, number))
+            yield from list_figures(one, (*path, number))
     elif is_dataclass(value):
         for field in fields(value):
-            yield from _list_figures(getattr(value, field.name), (*path, field.name))
+            yield from list_figures(getattr(value, field.name), (*path, field.name))
 
 
 def _get(record: Any, path: tuple[Any, ...]) -> Any:

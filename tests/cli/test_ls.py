@@ -65,7 +65,7 @@ def test_ls_of_a_damaged_index_is_a_sentence(packed: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     "words",
-    [["ls"], ["verify"], ["quality"], ["unpack", "out"], ["split", "a=0.5", "b=0.5"]],
+    [["ls"], ["verify"], ["unpack", "out"], ["split", "a=0.5", "b=0.5"]],
     ids=lambda w: w[0],
 )
 def test_an_address_where_a_pack_of_this_machine_is_needed_is_called_so(

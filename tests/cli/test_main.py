@@ -171,7 +171,7 @@ def test_the_help_of_a_command_fits_80_columns_but_for_examples_to_copy(
         ),
         (["unpack", "p", "labels.csv"], "labels.csv is a file", "name a folder to unpack into"),
         (
-            ["quality", "p"],
+            ["ls", "p", "--quality"],
             "p/quality.json is damaged: it is not what packing wrote",
             "pack the source again",
         ),

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from feedrate import PackOptions, pack
+from feedrate import PackOptions, index, pack
 from feedrate.cli import main
+from feedrate.packing.check.look import LOOKS, look
+from feedrate.packing.check.quality_report import read_quality
+from support.damage import flip_byte
 from support.images import save_image
 
 EXPECTED = """\
-TMP/p: 18 samples, 1 rejected
-
 4 kinds of oddities deserve a look; 1 input could not be packed
 
 empty: 1, rejected
@@ -61,8 +65,10 @@ def packed(jpeg_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_the_report_is_plain_text(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quality", str(packed)]) == 0
+    assert main(["ls", str(packed), "--quality"]) == 0
     out = capsys.readouterr().out.replace(str(tmp_path), "TMP")
+    assert out.startswith("TMP/p: 18 samples\n  field     image, ")
+    out = out[out.index("4 kinds") :]
     out = re.sub(r"[\d.]+ [KM]?B\b", "SIZE", out)
     # Which of the two is called the copy depends on the order in the pack.
     out = re.sub(r"\S+: has the bytes of [^,]+", "SAME", out)
@@ -73,27 +79,63 @@ def test_the_document_and_the_page_are_written(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, document = tmp_path / "q.html", tmp_path / "q.json"
-    assert main(["quality", str(packed), "--html", str(page), "--json", str(document)]) == 0
+    words = ["ls", str(packed), "--html", str(page)]
+    assert main([*words, "--quality", "--json", str(document)]) == 0
     assert capsys.readouterr().err == f"wrote {page}\n"
     found = json.loads(document.read_text())
-    assert (found["command"], found["samples"], found["duplicates"]["conflicting"]) == ("quality", 18, 1)
-    assert [one["code"] for one in found["oddities"]] == ["empty", "duplicate", "progressive", "gray"]
+    quality = found["quality"]
+    assert (found["command"], quality["samples"], quality["duplicates"]["conflicting"]) == ("ls", 18, 1)
+    assert [one["code"] for one in quality["oddities"]] == ["empty", "duplicate", "progressive", "gray"]
     assert "cat/bad.jpg" in page.read_text()
-    assert main(["quality", str(packed), "--html", str(page)]) == 1
+    assert main(words) == 1
     assert "is already there" in capsys.readouterr().err
 
 
-def test_pack_writes_the_page_too(
+def test_the_page_shows_odd_samples_first_then_dark_blank_and_blurred_ones_then_others(
+    jpeg_folder: Path, tmp_path: Path
+) -> None:
+    for name, level in (("blank", 120), ("dark", 8)):
+        pixels = np.full((60, 80, 3), level, np.uint8)
+        pixels[::2, ::3] += 20 if name == "dark" else 0
+        Image.fromarray(pixels).save(jpeg_folder / "cat" / f"{name}.png")
+    ramp = np.linspace(60, 190, 160).astype(np.uint8)
+    Image.fromarray(np.tile(ramp[None, :, None], (120, 1, 3))).save(jpeg_folder / "cat" / "soft.png")
+    pack(jpeg_folder, tmp_path / "p", PackOptions(workers=1))
+    sheet = look(tmp_path / "p", read_quality(tmp_path / "p"))
+    codes = [one.code for one in sheet.pictures]
+    assert codes[: codes.index("blank")].count("progressive") == 1
+    assert [Path(one.name).name for one in sheet.pictures if one.code in LOOKS] == [
+        "blank.png", "dark.png", "soft.png",
+    ]  # fmt: skip
+    others = [one for one in sheet.pictures if not one.code]
+    assert codes[-len(others) :] == [""] * len(others)
+    assert {one.class_name for one in others} == {"cat", "dog"}
+    assert max(Image.open(io.BytesIO(one.jpeg)).size for one in sheet.pictures) <= (160, 160)
+
+
+def test_the_page_of_an_index_has_pictures_and_says_that_there_is_no_report(
     jpeg_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    index(jpeg_folder, tmp_path / "i", workers=1)
+    assert main(["ls", str(tmp_path / "i"), "--quality"]) == 1
+    assert "only packing looks at the quality of a dataset" in capsys.readouterr().err
+    assert main(["ls", str(tmp_path / "i"), "--html", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<img ") == 16
+    assert "report is not there" in page
+
+
+def test_a_sample_that_cannot_be_loaded_has_words_in_the_place_of_a_picture(
+    packed: Path, tmp_path: Path
+) -> None:
+    flip_byte(packed / "shard-00000.tar", 700)
     page = tmp_path / "page.html"
-    assert main(["pack", str(jpeg_folder), str(tmp_path / "p"), "--workers", "1", "--html", str(page)]) == 0
-    assert "Progressive JPEG" in page.read_text()
-    assert capsys.readouterr().err.endswith(f"wrote {page}\n")
+    assert main(["ls", str(packed), "--html", str(page)]) == 0
+    assert page.read_text().count("cannot be loaded") == 1
 
 
 def test_a_folder_that_is_no_pack_gets_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quality", str(tmp_path)]) == 1
+    assert main(["ls", str(tmp_path), "--quality"]) == 1
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a pack")
 
 

@@ -143,6 +143,15 @@ def test_a_training_that_ends_too_soon_gives_its_exit_code(
     assert "error: the command ended with exit code 7" in capsys.readouterr().err
 
 
+def test_what_was_seen_until_the_user_ended_it_is_drawn_with_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = make_result()
+    ended = replace(result.diagnosis, run=replace(result.diagnosis.run, mode="ended", exit_code=130))
+    assert run(monkeypatch, lambda *_, **__: replace(result, diagnosis=ended)) == 130
+    assert "decode-bound" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("hears_sighup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_scheduler_or_a_closing_terminal_leaves_nothing(

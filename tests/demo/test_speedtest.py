@@ -70,7 +70,7 @@ def test_the_doctor_gets_the_script_the_dataset_and_what_the_user_said(
     assert (python, data) == (sys.executable, str(photos))
     assert Path(script).is_file()
     assert " ".join(words).startswith(
-        "--model resnet18 --device cpu --batch-size 4 --side 32 --workers 1 --torch-cache "
+        "--model resnet18 --device cpu --batch-size 4 --side 32 --workers 1 --temporary "
     )
     assert (result.source, result.model) == (str(photos), "resnet18")
     assert os.listdir(photos.parents[0]) == ["photos", "pack"] or photos.exists()
@@ -178,7 +178,7 @@ def test_the_script_trains_on_its_own_whatever_lies_in_the_working_folder(
     words = ["--model", "resnet18", "--device", "cpu", "--batch-size", "2", "--side", "32", "--workers", "1"]
     done = subprocess.run(
         [sys.executable, "-I", "-c", code, str(script), str(photos.parent / kind), *words,
-         "--torch-cache", str(tmp_path / "torch")],
+         "--temporary", str(tmp_path)],
         cwd=tmp_path, check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr

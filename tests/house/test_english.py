@@ -57,7 +57,6 @@ WAITING = {
     ("report/pack.py", "'mapped'"),
     ("report/plan_page.py", "label.startswith"),
     ("report/plan_page.py", "in label"),
-    ("report/quality.py", "verdict.startswith"),
 }
 
 

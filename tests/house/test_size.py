@@ -36,8 +36,12 @@ def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def allow(project: Path, lines: int) -> None:
-    (project / "pyproject.toml").write_text(f"[tool.feedrate.size]\nsrc_lines = {lines}\n")
+def allow(project: Path, lines: int, **budgets: int) -> None:
+    tokens = {"modules": 0, "pack": 26} | budgets
+    (project / "pyproject.toml").write_text(
+        f"[tool.feedrate.size]\nsrc_lines = {lines}\nsrc_tokens = 26\n[tool.feedrate.size.tokens]\n"
+        + "".join(f"{name} = {number}\n" for name, number in tokens.items())
+    )
 
 
 def test_lines_and_files_are_counted_per_package(project: Path) -> None:
@@ -62,6 +66,29 @@ def test_more_lines_than_the_budget_fail(project: Path, allowed: int, status: in
     done = run(project, "--check")
     assert done.returncode == status
     assert ("has 12 lines" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "said"),
+    [
+        ({"pack": 25}, "pack has 26 tokens, 1 more than its budget"),
+        ({"modules": 5}, "the budgets of the packages are 31 tokens together; src_tokens allows 26"),
+    ],
+)
+def test_a_package_over_its_budget_is_named_and_raising_one_takes_lowering_another(
+    project: Path, budgets: dict[str, int], said: str
+) -> None:
+    allow(project, 12, **budgets)
+    done = run(project, "--check")
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_a_package_without_a_budget_fails(project: Path) -> None:
+    (project / "src" / "feedrate" / "new").mkdir()
+    (project / "src" / "feedrate" / "new" / "one.py").write_text("x = 1\n")
+    allow(project, 99)
+    assert "new has no budget: 3 tokens" in run(project, "--check").stderr
 
 
 def test_a_project_without_a_budget_is_told_so(project: Path) -> None:

@@ -14,10 +14,11 @@ from feedrate.lab import copier, store
 from feedrate.lab.copier import try_copier
 from feedrate.lab.store import Neighbours
 from feedrate.machine.process import CoreTimes
+from feedrate.model import ways
 from feedrate.model.ways import copy_s
-from feedrate.plan.outcome import complete_store, value_store
-from feedrate.plan.ways import make_plan
+from feedrate.plan.ways import complete_store, make_plan, value_store
 from feedrate.plan.what_if import parse_what_if
+from feedrate.remote import transfer
 from support.plans import make_node, make_store, make_survey
 
 
@@ -69,6 +70,12 @@ def test_a_copy_takes_what_the_copier_took_and_other_files_what_single_calls_do(
     target = replace(source, write_bytes_per_s=1e12, create_s=1e-9)
     assert copy_s(10, 30e6, source, target) == pytest.approx(30, rel=0.05)
     assert copy_s(10, 30e6, replace(source, copy_bytes_per_s=None), target) < 5
+    groups = 64 * 9  # of 9 groups, one is brought while seven streams have nothing to do
+    assert copy_s(groups, groups * 1000, source, target) == pytest.approx(
+        0.4 + 0.576 * 16 / 9 + 0.144, rel=0.05
+    )
+    known = ways.COPY_STREAMS, ways.COPY_SMALL_BYTES, ways.COPY_GROUP_FILES, ways.COPY_GROUP_BYTES
+    assert known == (transfer.STREAMS, transfer.SMALL_BYTES, transfer._GROUP_FILES, transfer._GROUP_BYTES)
     survey = make_survey(source=tried)
     assert parse_what_if(["latency=1ms"]).apply(survey, make_node())[0].source.copy_bytes_per_s is None
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate.lab.decode import compare_pixels, decode_as_torchvision, decode_part, judge_pixels
+from feedrate.lab.decode import compare_pixels, decode_as_torchvision, judge_pixels
 from support.images import save_image
 
 
@@ -67,12 +67,3 @@ def test_rows_of_pixels_are_taken_like_an_image_file(tmp_path: Path) -> None:
     box = (10, 5, 30, 25)
     by_rows = decode_as_torchvision(rows.getvalue(), box, 8, True)
     assert np.array_equal(by_rows, decode_as_torchvision(path.read_bytes(), box, 8, True))
-
-
-def test_a_part_may_begin_between_pixels(tmp_path: Path) -> None:
-    ramp = np.repeat(np.arange(0, 200, 2, dtype=np.uint8)[None, :, None], 100, 0).repeat(3, 2)
-    Image.fromarray(ramp).save(tmp_path / "ramp.png")
-    file = (tmp_path / "ramp.png").read_bytes()
-    half = decode_part(file, (20.5, 20, 30.5, 30), 10, False).astype(int)
-    whole = decode_part(file, (20, 20, 30, 30), 10, False).astype(int)
-    assert (half[:, 1:-1] - whole[:, 1:-1] == 1).all()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedrate.errors import GpuError, UsageError
-from feedrate.model.results import KNOWN_MODELS, check_model
+from feedrate.model.gpus import KNOWN_MODELS, check_model
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import Loader, Resize, kernel
-from feedrate.loader.threads import FIRST_PATIENCE_S, LONGEST_PATIENCE_S, ThreadController
+from feedrate.loader.threads import FIRST_DELAY_S, LONGEST_DELAY_S, ThreadController
 from feedrate.machine.cpu import count_usable_cores
 from support.examples import examples
 from support.packs import write_images
@@ -141,12 +141,12 @@ def test_a_loop_that_runs_ahead_of_a_busy_gpu_keeps_its_threads() -> None:
 
 def test_a_number_that_would_not_do_is_tried_more_and_more_rarely() -> None:
     loop = Loop(4, supply=lambda n: 3 * n, demand=lambda _: 7)
-    loop.run(4 * LONGEST_PATIENCE_S)
+    loop.run(4 * LONGEST_DELAY_S)
     tried = [now for now, threads in loop.moves if threads == 2]
     pauses = np.diff(tried)
-    assert FIRST_PATIENCE_S <= pauses[0] < 2 * FIRST_PATIENCE_S
+    assert FIRST_DELAY_S <= pauses[0] < 2 * FIRST_DELAY_S
     assert pauses.tolist() == sorted(pauses)
-    assert pauses[-1] >= LONGEST_PATIENCE_S
+    assert pauses[-1] >= LONGEST_DELAY_S
 
 
 def test_the_number_follows_the_cores_that_are_left() -> None:

@@ -130,7 +130,7 @@ def test_the_words_of_a_script_that_measures_are_not_kept(monkeypatch: pytest.Mo
 
 def test_the_json_of_a_command_names_no_folder(tmp_path: Path) -> None:
     save_image(tmp_path / "anna" / "one.jpg", 1)
-    words = ["bench", "kernel", "anna", "--size", "16", "--rounds", "1", "--json", str(tmp_path / "out.json")]
+    words = ["bench", "loader", "anna", "--size", "16", "--rounds", "1", "--json", str(tmp_path / "out.json")]
     subprocess.run([sys.executable, "-m", "feedrate", *words], cwd=tmp_path, check=True, capture_output=True)
     machine = json.loads((tmp_path / "out.json").read_text())["machine"]
     assert machine["command_line"] == [*words[:2], "PATH", *words[3:-1], "PATH"]

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from feedrate.errors import UsageError
 from feedrate.figures import ASSUMED
-from feedrate.model.gpus import GPUS, INFERENCE, REFERENCE, TRAINING, GpuFacts, find_gpu, find_model_rate
-from feedrate.model.results import KNOWN_MODELS
+from feedrate.model.gpus import (
+    GPUS,
+    INFERENCE,
+    KNOWN_MODELS,
+    REFERENCE,
+    TRAINING,
+    GpuFacts,
+    find_gpu,
+    find_model_rate,
+)
 from support import paths
 
 RATED = [gpu for gpu in GPUS if gpu.published]

@@ -101,8 +101,8 @@ def test_images_that_wait_for_their_crops_are_few_where_they_are_large(
     image = np.repeat(np.arange(6, dtype=np.int32), 2)
     crops = kernel.Crops(image, boxes, np.zeros(12, bool), np.full(12, 2, np.uint8))
     steps: list[str] = []
-    decode, resize, crop = kernel.decoding._decode_window, native.resize_one, pillow.crop_rows
-    monkeypatch.setattr(kernel.decoding, "_decode_window", lambda *a: steps.append("image") or decode(*a))
+    decode, resize, crop = kernel.decoding._decode_part, native.resize_one, pillow.crop_rows
+    monkeypatch.setattr(kernel.decoding, "_decode_part", lambda *a: steps.append("image") or decode(*a))
     monkeypatch.setattr(native, "resize_one", lambda *a: steps.append("crop") or resize(*a))
     monkeypatch.setattr(pillow, "crop_rows", lambda *a: steps.append("crop") or crop(*a))
     made = []

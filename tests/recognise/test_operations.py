@@ -7,7 +7,7 @@ from typing import Any
 
 from feedrate.filters import FILTERS
 from feedrate.recognise.operations import LEFT_OUT, PILLOW_FILTERS, Operation, read_operations
-from feedrate.recognise.pillow import read_pillow
+from feedrate.recognise.pipeline import read_pillow
 
 
 def of(name: str, **held: Any) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def test_verifying_and_appending_ask_first_too(shards: RangeServer, pack: Path, 
     assert load(pack) == 12
 
 
-@pytest.mark.parametrize("command", ["stage", "verify", "fidelity", "bench kernel"])
+@pytest.mark.parametrize("command", ["stage", "verify", "verify --pixels 3"])
 def test_the_commands_show_the_line_to_type_and_take_it(
     shards: RangeServer,
     pack: Path,
@@ -184,7 +184,6 @@ def test_the_commands_show_the_line_to_type_and_take_it(
 ) -> None:
     bring_to_another_machine(pack, tmp_path)
     words = [*command.split(), str(pack)] + (["--scratch", str(scratch)] if command == "stage" else [])
-    words += ["--rounds", "1"] if command == "bench kernel" else []
     assert main(words) == 1
     assert f"--allow-address {shards.url}" in capsys.readouterr().err
     assert shards.asked == []

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 import pytest
@@ -22,17 +22,8 @@ pieces = st.builds(Piece, st.sampled_from([b"a", b"b"]), st.integers(0, 600), st
 class Supply:
     """Answers in another order than it was asked."""
 
-    def __init__(self, request_bytes: int, cuts: bool) -> None:
-        self.request_bytes, self.cuts = request_bytes, cuts
+    def __init__(self) -> None:
         self.open: list[tuple[Piece, Future[bytes]]] = []
-
-    def requests(self, wanted: Sequence[Piece]) -> list[Piece]:
-        if not self.cuts:
-            return coalesce(wanted, 20, self.request_bytes)
-        # As blocks of a grid: a piece may lie in several.
-        size = self.request_bytes
-        blocks = {(p.file, n) for p in wanted for n in range(p.offset // size, (p.stop - 1) // size + 1)}
-        return [Piece(file, n * size, min(size, 700 - n * size)) for file, n in sorted(blocks)]
 
     def read(self, request: Piece) -> Future[bytes]:
         future: Future[bytes] = Future()
@@ -44,10 +35,15 @@ class Supply:
             future.set_result(FILES[request.file][request.offset : request.stop])
 
 
-@given(st.lists(st.lists(pieces, max_size=8), min_size=1, max_size=4), st.integers(1, 300), st.booleans())
-def test_the_fetched_bytes_hold_every_piece(wants: list[list[Piece]], request_bytes: int, cuts: bool) -> None:
-    supply = Supply(request_bytes, cuts)
-    pending = PendingFetch(supply.read, wants, supply.requests)
+@given(st.lists(st.lists(pieces, max_size=8), min_size=1, max_size=4), st.integers(1, 300))
+def test_the_fetched_bytes_hold_every_piece(wants: list[list[Piece]], request_bytes: int) -> None:
+    supply = Supply()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "feedrate.remote.fetch.coalesce",
+            functools.partial(coalesce, gap_bytes=20, request_bytes=request_bytes),
+        )
+        pending = PendingFetch(supply.read, wants)
     supply.answer()
     with open(pending.fetched.path, "rb") as file:
         for batch, wanted in enumerate(wants):
@@ -58,7 +54,7 @@ def test_the_fetched_bytes_hold_every_piece(wants: list[list[Piece]], request_by
 
 
 def test_a_batch_waits_for_its_own_pieces_alone() -> None:
-    supply = Supply(10, cuts=False)
+    supply = Supply()
     pending = PendingFetch(supply.read, [[Piece(b"a", 0, 10)], [Piece(b"b", 0, 10)]])
     supply.open[0][1].set_result(FILES[b"a"][:10])
     pending.wait(0)
@@ -69,14 +65,14 @@ def test_a_batch_waits_for_its_own_pieces_alone() -> None:
 
 
 def test_who_waits_is_let_go() -> None:
-    pending = PendingFetch(Supply(10, cuts=False).read, [[Piece(b"a", 0, 10)]])
+    pending = PendingFetch(Supply().read, [[Piece(b"a", 0, 10)]])
     pending.stop()
     with pytest.raises(StorageError, match="reading was stopped"):
         pending.wait()
 
 
 def test_fetched_bytes_that_nobody_knows_are_gone() -> None:
-    pending = PendingFetch(Supply(10, cuts=False).read, [[Piece(b"a", 0, 10)]])
+    pending = PendingFetch(Supply().read, [[Piece(b"a", 0, 10)]])
     descriptor = int(os.path.basename(pending.fetched.path))
     inode = os.fstat(descriptor).st_ino
     del pending

@@ -63,21 +63,21 @@ def test_neighbours_come_in_one_request() -> None:
 
 
 def test_waits_grow_and_end() -> None:
-    patience = RetryPolicy(first_wait_s=1.0, longest_wait_s=8.0)
-    waits = [[patience.wait_s(n) for _ in range(50)] for n in (1, 2, 3, 4, 9, 2000)]
+    policy = RetryPolicy(first_wait_s=1.0, longest_wait_s=8.0)
+    waits = [[policy.wait_s(n) for _ in range(50)] for n in (1, 2, 3, 4, 9, 2000)]
     for most, found in zip((1, 2, 4, 8, 8, 8), waits, strict=True):
         assert all(most / 2 <= wait <= most for wait in found)
         assert len(set(found)) > 1
 
 
 def test_an_outage_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    trouble = Outage("s3://x", RetryPolicy())
+    outage = Outage("s3://x", RetryPolicy())
     for _ in range(30):
-        Retry(trouble, "s3://x/a").failed(OSError("the line is dead"))
+        Retry(outage, "s3://x/a").failed(OSError("the line is dead"))
     assert [r.getMessage() for r in caplog.records] == [
         "s3://x does not answer as it should (the line is dead); trying again for up to 5 min 00 s"
     ]
-    assert trouble.retries == 30
+    assert outage.retries == 30
 
 
 def test_what_is_announced_is_how_long_this_request_is_tried(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,18 +119,18 @@ def fail_until_given_up(attempts: Retry, clock: Clock) -> float:
 
 
 def test_requests_of_one_batch_share_their_time(clock: Clock) -> None:
-    trouble = Outage("s3://x", RetryPolicy())
-    assert 280 <= fail_until_given_up(Retry(trouble, "s3://x/a"), clock) <= 300
+    outage = Outage("s3://x", RetryPolicy())
+    assert 280 <= fail_until_given_up(Retry(outage, "s3://x/a"), clock) <= 300
     clock.now += 1
     # What waited behind it, or is turned to next, gets no time of its own.
-    assert fail_until_given_up(Retry(trouble, "s3://x/b"), clock) <= 15
+    assert fail_until_given_up(Retry(outage, "s3://x/b"), clock) <= 15
 
 
 def test_a_later_outage_has_its_own_time(clock: Clock) -> None:
-    trouble = Outage("s3://x", RetryPolicy())
-    fail_until_given_up(Retry(trouble, "s3://x/a"), clock)
+    outage = Outage("s3://x", RetryPolicy())
+    fail_until_given_up(Retry(outage, "s3://x/a"), clock)
     clock.now += 3600
-    assert fail_until_given_up(Retry(trouble, "s3://x/a"), clock) >= 280
+    assert fail_until_given_up(Retry(outage, "s3://x/a"), clock) >= 280
 
 
 def test_a_request_that_brings_bytes_is_not_given_up(clock: Clock) -> None:
@@ -156,12 +156,12 @@ def test_what_cannot_get_better_is_not_tried_again() -> None:
             super().__init__(f"answered {status}")
             self.status = status
 
-    trouble = Outage("s3://x", RetryPolicy())
+    outage = Outage("s3://x", RetryPolicy())
     for error in (FileNotFoundError("gone"), PermissionError("no"), Answer(403), Answer(404)):
         with pytest.raises(StorageError, match=r"cannot read s3://x/a: (gone|no|answered)"):
-            Retry(trouble, "s3://x/a").failed(error)
+            Retry(outage, "s3://x/a").failed(error)
     for error in (OSError("reset"), TimeoutError(), Answer(503), Answer(429)):
-        assert Retry(trouble, "s3://x/a").failed(error) > 0
+        assert Retry(outage, "s3://x/a").failed(error) > 0
 
 
 @pytest.fixture
@@ -191,20 +191,20 @@ def check(reader: RangeReader) -> None:
 
 
 def test_a_folder_is_read(folder: Path) -> None:
-    check(RangeReader(Place(str(folder)), patience=QUICK))
+    check(RangeReader(Place(str(folder)), policy=QUICK))
 
 
 def test_memory_is_read(folder: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(str(folder), "/ranges", recursive=True)
     try:
-        check(RangeReader(Place("memory://ranges"), patience=QUICK))
+        check(RangeReader(Place("memory://ranges"), policy=QUICK))
     finally:
         memory.rm("/ranges", recursive=True)
 
 
 def test_a_web_server_is_read(server: RangeServer) -> None:
-    check(RangeReader(Place(server.url), patience=QUICK))
+    check(RangeReader(Place(server.url), policy=QUICK))
     assert len(server.asked) == len(WANTED)
 
 
@@ -216,7 +216,7 @@ def test_many_requests_are_in_flight(server: RangeServer) -> None:
             barrier.wait()  # none of the first 24 is answered before all of them were asked
 
     server.fault = meet
-    reader = RangeReader(Place(server.url), in_flight=24, patience=QUICK)
+    reader = RangeReader(Place(server.url), in_flight=24, policy=QUICK)
     check(reader)
     assert (server.most_in_flight, reader.most_in_flight) == (24, 24)
 
@@ -226,23 +226,23 @@ def test_a_server_that_errs_is_asked_again(
     server: RangeServer, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.fault = lambda _path, number: fault if number <= 40 else None
-    reader = RangeReader(Place(server.url), patience=QUICK)
+    reader = RangeReader(Place(server.url), policy=QUICK)
     check(reader)
-    assert reader.trouble.retries >= 4
+    assert reader.outage.retries >= 4
     assert sum("does not answer as it should" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_a_server_that_never_answers_is_asked_again(server: RangeServer) -> None:
     server.fault = lambda _path, number: "stall" if number <= 3 else None
     # On a busy machine an answer may take longer than that, too: such a request is only asked once more.
-    patience = RetryPolicy(stall_s=1.0, give_up_s=600, first_wait_s=0.001, longest_wait_s=0.01)
-    check(RangeReader(Place(server.url), patience=patience))
+    policy = RetryPolicy(stall_s=1.0, give_up_s=600, first_wait_s=0.001, longest_wait_s=0.01)
+    check(RangeReader(Place(server.url), policy=policy))
 
 
 def test_a_server_that_stays_away_is_given_up_in_a_sentence(server: RangeServer) -> None:
     server.fault = lambda _path, _number: "error"
-    patience = RetryPolicy(give_up_s=0.05, first_wait_s=0.01, longest_wait_s=0.02)
-    reader = RangeReader(Place(server.url), patience=patience)
+    policy = RetryPolicy(give_up_s=0.05, first_wait_s=0.01, longest_wait_s=0.02)
+    reader = RangeReader(Place(server.url), policy=policy)
     with pytest.raises(
         StorageError, match=r"cannot read http://127\.0\.0\.1:\d+/a\.bin: .*500.*, tried \d+ times"
     ):
@@ -253,7 +253,7 @@ def test_a_server_that_stays_away_is_given_up_in_a_sentence(server: RangeServer)
 def test_a_server_without_ranges_is_refused(folder: Path) -> None:
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")
     with serve(folder, ranges=False) as server:
-        reader = RangeReader(Place(server.url), patience=QUICK)
+        reader = RangeReader(Place(server.url), policy=QUICK)
         with pytest.raises(SourceError, match="sends whole files instead of the bytes asked for"):
             reader.read(WANTED[0]).result()
         reader.close()
@@ -272,7 +272,7 @@ def test_a_request_that_fails_while_its_reader_is_closed_says_nothing(
 
     monkeypatch.setattr("feedrate.remote.connections.read_async", refuse)
     with serve(folder) as server:
-        reader = RangeReader(Place(server.url), patience=QUICK)
+        reader = RangeReader(Place(server.url), policy=QUICK)
         request = reader.read(WANTED[0])
         asked.set()
         wait([request])
@@ -284,7 +284,7 @@ def test_a_request_that_fails_while_its_reader_is_closed_says_nothing(
 
 
 def test_a_file_that_is_too_short_is_named(folder: Path) -> None:
-    reader = RangeReader(Place(str(folder)), patience=QUICK)
+    reader = RangeReader(Place(str(folder)), policy=QUICK)
     with pytest.raises(
         StorageError, match=r"a\.bin ends at byte 16,384; the pack has samples up to byte 16,400"
     ):
@@ -296,7 +296,7 @@ def test_a_file_that_is_too_short_is_named(folder: Path) -> None:
 
 def test_a_closed_reader_leaves_nobody_waiting(server: RangeServer) -> None:
     server.fault = lambda _path, _number: "stall"
-    reader = RangeReader(Place(server.url), patience=QUICK)
+    reader = RangeReader(Place(server.url), policy=QUICK)
     waiting = [reader.read(piece) for piece in WANTED[:4]]
     reader.close()
     assert all(future.cancelled() for future in waiting)
@@ -304,7 +304,7 @@ def test_a_closed_reader_leaves_nobody_waiting(server: RangeServer) -> None:
 
 
 def test_a_remote_file_that_is_gone_is_said_to_be(server: RangeServer) -> None:
-    reader = RangeReader(Place(server.url), patience=QUICK)
+    reader = RangeReader(Place(server.url), policy=QUICK)
     with pytest.raises(StorageError, match=r"^cannot read http://[\d.:]+/gone\.bin: No such file"):
         reader.read(Piece(b"gone.bin", 0, 1)).result()
     reader.close()
@@ -324,7 +324,7 @@ def test_an_error_that_nobody_waits_for_any_more_is_not_logged(
         raise FileNotFoundError("gone.bin")
 
     monkeypatch.setattr("feedrate.remote.connections.read_async", fail)
-    reader = RangeReader(Place(server.url), patience=QUICK)
+    reader = RangeReader(Place(server.url), policy=QUICK)
     asked.append(reader.read(WANTED[0]))
     is_asked.set()
     assert is_over.wait(60)

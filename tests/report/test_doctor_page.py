@@ -7,12 +7,13 @@ import re
 import subprocess
 from dataclasses import replace
 from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_page import BROWSER, Reader
+from test_quality_page import BROWSER
 
 from feedrate.doctor.results import Curve, Remedy
 from feedrate.report.doctor_page import draw_doctor_page
@@ -29,6 +30,17 @@ from support.plans import make_extreme_plan, make_plan
 
 EXPOSED, GOOD_DARK = (216, 72, 59), (74, 194, 107)
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
 
 
 @pytest.mark.parametrize("name", DIAGNOSES)

@@ -3,13 +3,31 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from feedrate.packing.results import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
-from feedrate.report.quality import draw_quality, draw_quality_page
+from feedrate.packing.results import (
+    ClassSize,
+    Duplicates,
+    FormatSize,
+    ImageSize,
+    Oddity,
+    OddSample,
+    PackDescription,
+    Picture,
+    Quality,
+    Sheet,
+)
+from feedrate.report.check import draw_description
+from feedrate.report.sheet import draw_sheet
 
 EVIL = "</code><script>alert(1)</script>\x1b[31m\n.jpg"
 
@@ -32,6 +50,22 @@ def make_quality(**changes: object) -> Quality:
     return Quality(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def describe(pack: str, quality: Quality) -> PackDescription:
+    return PackDescription(pack, 100, (), {}, 1, 1000, 10, 2, {}, (), quality=quality)
+
+
+def draw_page(pack: str, quality: Quality) -> str:
+    pictures = (
+        Picture("e", EVIL, "rotated", "EXIF orientation 6", b"jpeg"),
+        Picture(EVIL, "cat", "", EVIL, b""),
+    )
+    return draw_sheet(describe(pack, quality), Sheet(pictures, 1))
+
+
+def draw_text(pack: str, quality: Quality) -> str:
+    return draw_description(describe(pack, quality))
+
+
 class Checker(HTMLParser):
     VOID = frozenset(("meta", "br", "img"))
 
@@ -42,7 +76,8 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        assert not any(name.startswith("on") or name in ("src", "href") for name, _ in attrs)
+        assert not any(name.startswith("on") or name == "href" for name, _ in attrs)
+        assert all(str(value).startswith("data:image/jpeg;base64,") for name, value in attrs if name == "src")
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -51,11 +86,11 @@ class Checker(HTMLParser):
 
 
 def test_the_page_is_whole_and_obeys_no_name() -> None:
-    page = draw_quality_page(EVIL, make_quality())
+    page = draw_page(EVIL, make_quality())
     checker = Checker()
     checker.feed(page)
     assert checker.open == []
-    assert not checker.tags & {"script", "img", "link", "iframe"}
+    assert not checker.tags & {"script", "link", "iframe"}
     assert "default-src 'none'" in page
     assert "\x1b" not in page
     assert not re.search(r"https?://", page)
@@ -63,15 +98,15 @@ def test_the_page_is_whole_and_obeys_no_name() -> None:
 
 def test_the_page_says_what_the_terminal_says() -> None:
     quality = make_quality()
-    page, text = draw_quality_page("p", quality), draw_quality("p", quality)
+    page, text = draw_page("p", quality), draw_text("p", quality)
     for words in ("deserve a look; 2 inputs could not be packed", "EXIF orientation 6", "something-new"):
         assert words in page or words.capitalize() in page
         assert words in text
-    assert "in 1 group the labels differ" in page
+    assert "1 group with different labels" in page
 
 
 def test_many_classes_are_cut_to_the_largest_and_the_smallest() -> None:
-    assert "The 30 largest and the 30 smallest; 30 between them." in draw_quality_page("p", make_quality())
+    assert "The 30 largest and the 30 smallest; 30 between them." in draw_page("p", make_quality())
 
 
 @pytest.mark.parametrize("empty", [
@@ -81,12 +116,38 @@ def test_many_classes_are_cut_to_the_largest_and_the_smallest() -> None:
 def test_what_is_not_there_is_left_out(empty: dict[str, object]) -> None:
     quality = make_quality(**empty)
     checker = Checker()
-    checker.feed(draw_quality_page("p", quality))
+    checker.feed(draw_page("p", quality))
     assert checker.open == []
-    assert draw_quality("p", quality).startswith("p: 100 samples, 2 rejected")
+    assert draw_text("p", quality).startswith("p: 100 samples\n")
 
 
 def test_nothing_odd_is_good() -> None:
     quality = make_quality(oddities=(), rejected=0)
-    assert "good: nothing that deserves a look was found" in draw_quality("p", quality)
-    assert 'class="verdict good"' in draw_quality_page("p", quality)
+    assert "good: nothing that deserves a look was found" in draw_text("p", quality)
+    assert 'class="verdict good"' in draw_page("p", quality)
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+GREEN = (0, 200, 0)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (500, True)])
+def test_a_browser_draws_the_page(tmp_path: Path, width: int, dark: bool) -> None:
+    page, shot, picture = tmp_path / "page.html", tmp_path / "page.png", io.BytesIO()
+    Image.new("RGB", (160, 120), GREEN).save(picture, "JPEG")
+    pictures = (Picture("e", "cat", "rotated", "on its side", picture.getvalue()),)
+    page.write_text(draw_sheet(describe("p", make_quality()), Sheet(pictures, 0)), encoding="utf-8")
+    assert BROWSER is not None
+    subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+         f"--user-data-dir={tmp_path}/profile",
+         # No name is looked up and no address reached: the page has to do without.
+         "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking",
+         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+         f"--window-size={width},1200", f"--screenshot={shot}", page.as_uri()],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    pixels = np.asarray(Image.open(shot).convert("RGB")).astype(int)
+    assert (pixels[2, 2] < 60).all() if dark else (pixels[2, 2] > 200).all()
+    assert (np.abs(pixels - GREEN).max(axis=-1) < 8).sum() > 3000

@@ -77,7 +77,7 @@ def is_page(name: str) -> bool:
 
 
 def test_there_are_reports_to_test() -> None:
-    assert {"check.draw_description", "quality.draw_quality", "quality.draw_quality_page"} <= set(REPORTS)
+    assert {"check.draw_description", "check.draw_verify", "sheet.draw_sheet"} <= set(REPORTS)
     assert len(REPORTS) > 20
 
 
@@ -140,8 +140,9 @@ def strange(jpeg_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "command",
     [
-        "ls p --samples 20", "quality p --html page.html", "verify p --workers 1", "unpack p out --workers 1",
-        "split p a=0.5 b=0.5 --stratify", "append photos p --workers 1", "append p p --prefix again",
+        "ls p --samples 20", "ls p --quality --html page.html", "verify p --workers 1 --pixels 5",
+        "unpack p out --workers 1", "split p a=0.5 b=0.5 --stratify", "append photos p --workers 1",
+        "append p p --prefix again",
         "stage p --warm", "stage p --scratch scratch", "index p i",
     ],
 )  # fmt: skip
@@ -164,7 +165,7 @@ def test_a_count_in_quality_json_that_is_none_is_damage(
     document = json.loads((strange / "quality.json").read_text())
     document["smallest"] = {"path": "a", "width": value, "height": 1}
     (strange / "quality.json").write_text(json.dumps(document))
-    assert main(["quality", "p"]) == 1
+    assert main(["ls", "p", "--quality"]) == 1
     assert "quality.json is damaged: " in capsys.readouterr().err
 
 

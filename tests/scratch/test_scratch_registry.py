@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is staged where is remembered in the home folder, and no trouble there troubles anybody."""
+"""What is staged where is remembered in the home folder, and no outage there troubles anybody."""
 
 from __future__ import annotations
 

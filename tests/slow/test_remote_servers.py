@@ -21,7 +21,7 @@ from support.servers import CUT_CONNECTIONS, RealServer, start_server
 pytestmark = [pytest.mark.slow, *CUT_CONNECTIONS]
 
 COUNT = 240
-PATIENCE = RetryPolicy(stall_s=2.0, give_up_s=90.0, first_wait_s=0.05, longest_wait_s=0.5)
+POLICY = RetryPolicy(stall_s=2.0, give_up_s=90.0, first_wait_s=0.05, longest_wait_s=0.5)
 
 
 @pytest.fixture(params=["s3", "http", "sftp"])
@@ -71,7 +71,7 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    pack = open_pack(f"{server.url}/pack", str(scratch) if with_scratch else None, PATIENCE)
+    pack = open_pack(f"{server.url}/pack", str(scratch) if with_scratch else None, POLICY)
     found = []
     with make(pack, order="staged") as loader:
         for epoch in range(2):
@@ -94,7 +94,7 @@ def test_a_server_that_is_killed_and_restarted_costs_no_sample(
 
 
 def test_connections_that_the_line_cuts_cost_no_sample(server: RealServer) -> None:
-    pack = open_pack(f"{server.url}/pack", patience=PATIENCE)
+    pack = open_pack(f"{server.url}/pack", policy=POLICY)
     found = []
     with make(pack) as loader:
         for step, batch in enumerate(loader):
@@ -107,7 +107,7 @@ def test_connections_that_the_line_cuts_cost_no_sample(server: RealServer) -> No
 
 
 def test_a_server_that_freezes_is_asked_again(server: RealServer) -> None:
-    pack = open_pack(f"{server.url}/pack", patience=PATIENCE)
+    pack = open_pack(f"{server.url}/pack", policy=POLICY)
     found = []
     with make(pack) as loader:
         for step, batch in enumerate(loader):

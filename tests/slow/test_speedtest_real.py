@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,14 +22,20 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
 
 
-def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
-    (tmp_path / "temporary").mkdir()
+@pytest.fixture
+def temporary() -> Iterator[str]:
+    """A folder with a short name, as one for temporary files has: sockets are made below it."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:
+        yield name
+
+
+def start(temporary: str, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "feedrate", "speedtest", "--device", "cpu", "--quick", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        env={**os.environ, "TMPDIR": temporary},
         start_new_session=True,
     )
 
@@ -41,10 +49,10 @@ def _trains(pid: int) -> bool:
     return any(one.user + one.system > 0.5 for one in times)
 
 
-def test_a_model_is_trained_on_a_folder_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_model_is_trained_on_a_folder_and_nothing_is_left(tmp_path: Path, temporary: str) -> None:
     for number in range(20):
         save_image(tmp_path / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg", number)
-    process = start(tmp_path, str(tmp_path / "photos"), "--model", "resnet18", "--size", "64", "--json", "-")
+    process = start(temporary, str(tmp_path / "photos"), "--model", "resnet18", "--size", "64", "--json", "-")
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     result = json.loads(out)
@@ -53,14 +61,14 @@ def test_a_model_is_trained_on_a_folder_and_nothing_is_left(tmp_path: Path) -> N
     assert result["diagnosis"]["verdict"]
     assert 0 < result["device_s"] <= result["steps_s"]
     assert result["cpu_s"] > 0
-    assert os.listdir(tmp_path / "temporary") == []
+    assert os.listdir(temporary) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle_of_training_leaves_neither_files_nor_processes(
-    number: signal.Signals, tmp_path: Path
+    number: signal.Signals, temporary: str
 ) -> None:
-    process = start(tmp_path, "--model", "resnet18", "--size", "64")
+    process = start(temporary, "--model", "resnet18", "--size", "64")
     assert wait_until(lambda: _trains(process.pid))
     if number is signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
@@ -68,6 +76,6 @@ def test_a_signal_in_the_middle_of_training_leaves_neither_files_nor_processes(
         process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == (130 if number is signal.SIGINT else 128 + number)
-    assert os.listdir(tmp_path / "temporary") == []
+    assert os.listdir(temporary) == []
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

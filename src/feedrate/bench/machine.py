@@ -40,7 +40,7 @@ from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
 from feedrate.machine.disk import describe_storage, find_scratch
 from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
-from feedrate.model.results import KNOWN_MODELS
+from feedrate.model.gpus import KNOWN_MODELS
 from feedrate.units import format_count, format_seconds
 
 if TYPE_CHECKING:

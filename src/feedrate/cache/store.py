@@ -298,7 +298,7 @@ class OpenedCache:
         return freed
 
     def _give_back(self, tier: int, rows: Rows, start: int, stop: int) -> int:
-        """Forget the samples in a stretch of a file and give it back; 0: a view shows some of it."""
+        """Forget the samples in a range of a file and give that back; 0: a view shows some of it."""
         descriptor = self._descriptors[str(tier)]
         with nobody_looks(descriptor, start, stop - start) as is_free:
             if not is_free:

@@ -28,7 +28,7 @@ from feedrate.errors import FeedrateError
 GROUPS = {
     "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
     "make": ("pack", "index", "append", "split", "add-column", "unpack"),
-    "look": ("demo", "ls", "verify", "quality", "fidelity"),
+    "look": ("demo", "ls", "verify"),
     "node": ("stage", "scratch"),
 }
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)

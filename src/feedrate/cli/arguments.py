@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import UsageError
 from feedrate.filters import FILTERS
-from feedrate.format.fields import parse_entries
 from feedrate.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -38,10 +37,16 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 
 def add_entries(parser: argparse.ArgumentParser, more: str = "") -> None:
     parser.add_argument(
-        "--entries", type=reader(parse_entries), metavar="auto|gpu|BYTES",
+        "--entries", type=reader(_read_entries), metavar="auto|gpu|BYTES",
         help="how far apart the places are where a decoder can enter a JPEG: every 1,000 bytes (auto, the "
         f"default), every 150 (gpu: 3 %% of the data, for decoding on a GPU), or a number{more}",
     )  # fmt: skip
+
+
+def _read_entries(text: str) -> int:
+    from feedrate.format.fields import parse_entries  # with numpy, which --help need not load
+
+    return parse_entries(text)
 
 
 def add_allow_address(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +81,7 @@ def choose_model(arguments: argparse.Namespace) -> tuple[str, float | None]:
     Raises:
         UsageError: the model is not known.
     """
-    from feedrate.model.results import check_model
+    from feedrate.model.gpus import check_model
 
     if arguments.model_rate is not None:
         return "", arguments.model_rate

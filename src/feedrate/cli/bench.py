@@ -15,7 +15,7 @@ from pathlib import Path
 
 from feedrate.cli.arguments import add_size, positive
 from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
-from feedrate.errors import NotFound, SourceError, StorageError
+from feedrate.errors import NotFound, StorageError
 
 
 # fmt: off
@@ -84,6 +84,7 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
     from feedrate.packing.check.unpack import unpack
     from feedrate.packing.options import PackOptions
     from feedrate.report.progress import ProgressBar
+    from feedrate.source.folders import has_images
 
     if not source.exists():
         raise NotFound(f"no folder or pack at {source}")
@@ -94,22 +95,13 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
             say(f"packing {source} into {packed} (removed at the end)")
             with ProgressBar() as bar:
                 rejected = pack(source, packed, PackOptions(), watch=bar.update).rejected
-        if packed is source or rejected or not _holds_images(source):
+        if packed is source or rejected or not (source.is_dir() and has_images(str(source))):
             # Files that were left out would end the other loader, and archives are no files to it.
             files = Path(temporary) / "files"
             say(f"unpacking {packed} into {files} (removed at the end)")
             with ProgressBar() as bar:
                 unpack(packed, files, watch=bar.update)
         yield files, packed
-
-
-def _holds_images(folder: Path) -> bool:
-    from feedrate.source.folders import find_images
-
-    try:
-        return folder.is_dir() and bool(find_images([folder]))
-    except SourceError:
-        return False
 
 
 def run_machine(arguments: argparse.Namespace) -> int:

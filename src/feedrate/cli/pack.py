@@ -12,14 +12,14 @@ are left out and named in PACK/rejected.jsonl. 'feedrate unpack' gives the files
 bit, unless --resize, --max-side, --quality, --raw, --normalise or --map made others of them.
 
 What packing finds out about the dataset (classes, formats, sizes, damaged, rotated, duplicate
-or slow samples, and what was done with each) ends in PACK/quality.json: 'feedrate quality'.
+or slow samples, and what was done with each) ends in PACK/quality.json: 'feedrate ls PACK --quality',
+with pictures 'feedrate ls PACK --html PAGE'.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from functools import partial
 from pathlib import Path
 
 from feedrate.cli.arguments import (
@@ -34,7 +34,6 @@ from feedrate.cli.arguments import (
     whole_number,
 )
 from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
-from feedrate.prelist import IMAGE_SUFFIXES, listing_early
 from feedrate.units import parse_bytes
 
 
@@ -80,11 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_entries(parser)
     add("--map", metavar="MODULE:FUNCTION",
         help="a function of yours that every sample goes through once; MODULE may lie in the current folder")
-    add("--html", type=Path, metavar="FILE", help="write the quality report as a page, too")
     add_workers(parser)
     add_engine(parser)
     add_strict(parser)
-    add_json_arguments(parser, overwritten="the page and the JSON file")
+    add_json_arguments(parser)
 # fmt: on
 
 
@@ -92,11 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.map is None:
         # Packing multiplies no matrices, and numpy would start a thread per core that waits for some.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with listing_early(arguments.source, sorted(IMAGE_SUFFIXES)):
-        return _run(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.build.pack import pack
     from feedrate.packing.mapping import find_map
     from feedrate.packing.options import PackOptions
@@ -117,9 +110,6 @@ def _run(arguments: argparse.Namespace) -> int:
     with ProgressBar() as bar:
         result = pack(arguments.source, arguments.pack, options, watch=bar.update)
     from feedrate.report.pack import draw_pack
-    from feedrate.report.quality import draw_quality_page
 
-    found = result.quality
-    page = None if found is None else partial(draw_quality_page, arguments.pack, found)
-    emit(arguments, "pack", result, draw_pack, page=page)
+    emit(arguments, "pack", result, draw_pack)
     return judge_rejected(arguments, len(result.rejected), f"{arguments.pack}/rejected.jsonl")

@@ -48,4 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         result = run_speedtest(
             arguments.dataset, options, say=say, watch=lambda text: say(f"feedrate doctor: {text}")
         )
-    return emit(arguments, "speedtest", result, draw_speedtest)
+    # Where the user ended it, what was seen is drawn all the same.
+    code = result.diagnosis.run.exit_code or 0
+    return emit(arguments, "speedtest", result, draw_speedtest, code=code)

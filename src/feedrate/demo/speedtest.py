@@ -21,7 +21,7 @@ from feedrate.lab.device import check_side, choose_device
 from feedrate.lab.photographs import write_photographs
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.isolated import script_command
-from feedrate.model.results import check_model
+from feedrate.model.gpus import check_model
 from feedrate.source.folders import has_images
 from feedrate.units import format_count, shell_quote
 
@@ -73,7 +73,7 @@ def run_speedtest(source: str | None, options: SpeedOptions, *, say: Say, watch:
             data = str(_make_images(folder / "images", images))
         words = {"--model": options.model, "--device": options.device, "--batch-size": options.batch_size,
                  "--side": options.side, "--workers": options.workers or count_usable_cores(),
-                 "--torch-cache": folder / "torch"}  # fmt: skip
+                 "--temporary": folder}  # fmt: skip
         given = (str(word) for pair in words.items() if pair[1] is not None for word in pair)
         command = script_command(Path(__file__).with_name("standard.py"), data, *given)
         diagnosis = examine(command, QUICK if options.is_quick else DoctorOptions(), watch=watch)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import logging
 import math
-import os
 import sys
+import tempfile
 from pathlib import Path
 
 if __name__ == "__main__":  # modules come from where feedrate is, not from the folder of this file
@@ -24,18 +24,20 @@ from feedrate.lab.device import Step, choose_device, make_model
 from feedrate.lab.loader import FILES, PACK, FeedOptions, list_images, make_feed
 
 GPU_SIZES, CPU_SIZES = (128, 224), (8, 64)  # of a batch, and the side of its images
+_LONGEST = 70  # characters: workers make sockets below it, whose names have 108 at most
 _LONG_EPOCH_IMAGES = 50_000  # as of a large dataset: workers that start anew would be what is measured
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("data", "--model", "--device", "--torch-cache"):
+    for name in ("data", "--model", "--device", "--temporary"):
         parser.add_argument(name)
     for name in ("--batch-size", "--side", "--workers"):
         parser.add_argument(name, type=int)
     arguments = parser.parse_args()
-    # Else torch's optimizers leave an empty folder of their compiler's among the temporary files.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", arguments.torch_cache)
+    if len(arguments.temporary) <= _LONGEST:
+        # What torch's compiler and workers that are killed leave behind goes away with this folder.
+        tempfile.tempdir = arguments.temporary
     kind = PACK if is_pack(arguments.data) else FILES
     images = read_manifest(arguments.data).samples if kind == PACK else len(list_images(arguments.data))
     choice = choose_device(arguments.device)

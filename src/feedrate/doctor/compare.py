@@ -25,7 +25,6 @@ _SET = (
     "loader", "dataset", "pinned memory", "persistent workers", "prefetch factor", "batch", "precision",
     "model", "channels last", "data lies in", "file system", "torch", "start method", "collate", "affinity",
     "pack", "threads", "cache", "scratch", "batches arrive on", "image", "transform", "workers without data",
-    "pipeline threads",
 )  # fmt: skip
 _PLACE = re.compile(r", made at .*")  # moves with every edit of the script
 _SHAPE = re.compile(r"\b\d+(?:x\d+)*\b(?=,|$)")
@@ -107,7 +106,6 @@ class _Run:
     Attributes:
         spread: of the samples per second, low and high.
         split: seconds per step, by part.
-        sample: seconds on or queued for a core, and blocked, per sample, by kind of part.
         busy: who else used the machine, so much that speeds say little; empty: nobody.
     """
 
@@ -122,11 +120,6 @@ class _Run:
         self.spread = (real.low, real.high) if real is not None and is_known else None
         seconds = {one.name: one.seconds_per_step for one in diagnosis.split}
         self.split = {name: s for name, s in seconds.items() if is_number(s)}
-        self.sample: dict[str, tuple[float, float]] = {}
-        for one in diagnosis.sample:
-            core, blocked = self.sample.get(one.kind, (0.0, 0.0))
-            if is_number(one.cpu_s + one.queue_s + one.blocked_s):
-                self.sample[one.kind] = (core + one.cpu_s + one.queue_s, blocked + one.blocked_s)
         said = (one.company for one in diagnosis.findings if one.share >= _MUCH)
         self.busy = next(filter(None, said), "")
 

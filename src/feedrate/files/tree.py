@@ -127,8 +127,7 @@ class FolderSample:
         wanted, others: files by suffix, in lower case: those that were looked for, and all others.
         kept, kept_others: some names of both, drawn at random from all that were seen.
         folders: names of those in it, links included; `above`: the folders that it is in, and itself.
-        is_whole: it was listed to its end; else `mark` is the last place in it that was reached, with how
-            many entries came before that place, and `size_bytes` what the folder itself takes.
+        is_whole: it was listed to its end; else `size_bytes` is what the folder itself takes.
         error: why it could not be listed.
     """
 
@@ -140,11 +139,10 @@ class FolderSample:
         self.kept_others: list[str] = []
         self.folders: list[str] = []
         self.entries = self.name_bytes = self.size_bytes = 0
-        self.is_whole, self.mark = False, (0, 0)
-        self.took_s, self.error = 0.0, ""
+        self.is_whole, self.took_s, self.error = False, 0.0, ""
 
 
-_LOOK_EVERY = 64  # entries; a look at the clock and at the place costs as much as two of them
+_LOOK_EVERY = 64  # entries; a look at the clock costs as much as one of them
 _MOST_SUFFIXES = 200
 _LONGEST_SUFFIX = 12
 
@@ -179,16 +177,11 @@ def sample_folder(
 
 
 def _look_through(fd: int, found: FolderSample, suffixes: frozenset[str], keep: int, until: float) -> None:
-    place = 0
     counts = {True: 0, False: 0}
     with os.scandir(fd) as entries:
         for entry in entries:
-            if not found.entries % _LOOK_EVERY:
-                # Entries come in buffers: the place is the end of the one that is being used.
-                if (now := os.lseek(fd, 0, os.SEEK_CUR)) != place:
-                    found.mark, place = (found.entries, place), now
-                if found.entries and time.monotonic() >= until:
-                    return
+            if found.entries and not found.entries % _LOOK_EVERY and time.monotonic() >= until:
+                return
             name = entry.name
             found.entries += 1
             found.name_bytes += len(name)

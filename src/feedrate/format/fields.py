@@ -2,7 +2,7 @@
 """The kinds of fields a sample can have, the index columns that each needs, and what samples are called.
 
 Keys are such that WebDataset readers take them. Any decoder takes any distance of a JPEG's entry points: the
-CPU kernel gains nothing from close ones; one that gives every stretch to a thread of its own does.
+CPU kernel gains nothing from close ones; a decoder with a thread for each range between two of them does.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from urllib.parse import quote
 import numpy as np
 
 from feedrate.errors import UsageError
-from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import printable
 
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+)
 RESERVED_NAMES = frozenset({"key", "number", "check"})
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write and read whole index parts with pyarrow; the loader reads single rows instead, without it (pack.py).
 
-Many short byte strings (names, paths, entry points) are one stretch of memory: a Python object each would
+Many short byte strings (names, paths, entry points) are one piece of memory: a Python object each would
 take ten times the memory, and more time than packing a small file does. Columns that are added to a pack
 later are small Arrow files of their own. A row holds what a row of the index would hold of these fields, and
 a checksum; the offsets of texts count from where their column's data begins.
@@ -60,7 +60,7 @@ class ByteStrings(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | ByteStrings:
         if isinstance(index, slice):
             first, stop, step = index.indices(len(self))
-            assert step == 1, "texts are divided into stretches"
+            assert step == 1, "texts are divided into neighbours"
             return ByteStrings(self.data, self.starts[first : max(first, stop) + 1])
         at = range(len(self))[index]
         return self.data[int(self.starts[at]) : int(self.starts[at + 1])]

@@ -394,7 +394,7 @@ class Pack:
             raise self._damage(f": {shard.index.name} is damaged: row {wrong[0]} fails its checksum")
 
     def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
-        """Yield a variable-width column of the whole pack, a stretch at a time.
+        """Yield a variable-width column of the whole pack, many values at a time.
 
         Raises:
             PackError: the index cannot be read there.

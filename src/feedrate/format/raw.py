@@ -39,21 +39,25 @@ def parse_raw(data: bytes) -> tuple[U8, int]:
     Raises:
         ValueError: it is not a .npy file of uint8 rows, gray or RGB; in words.
     """
-    if not data.startswith(_MAGIC):
-        raise ValueError("is not a .npy file of version 1.0")
-    stream = io.BytesIO(data)
-    stream.seek(len(_MAGIC))
-    try:
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception as error:  # numpy raises whatever it likes on a bad header
-        raise ValueError(f"is not a .npy file: {error}") from error
-    start = stream.tell()
+    shape, is_fortran, dtype, start = _parse_header(data)
     is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
     if dtype != np.uint8 or is_fortran or not is_image or min(shape) < 1:
         raise ValueError(f"is an array of {dtype} and shape {shape}, not rows of uint8, gray or RGB")
     if len(data) - start != int(np.prod(shape, dtype=object)):
         raise ValueError(f"has {len(data) - start} bytes of pixels, its shape {shape} needs others")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape), start
+
+
+def _parse_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    if not data.startswith(_MAGIC):
+        raise ValueError("is not a .npy file of version 1.0")
+    stream = io.BytesIO(data)
+    stream.seek(len(_MAGIC))
+    try:
+        header = np.lib.format.read_array_header_1_0(stream)
+    except Exception as error:  # numpy raises whatever it likes on a bad header
+        raise ValueError(f"is not a .npy file: {error}") from error
+    return *header, stream.tell()
 
 
 def dump_table(data: bytes, block_rows: int | None = None) -> bytes:
@@ -134,15 +138,10 @@ def read_npy(data: bytes) -> npt.NDArray[Any]:
 
 def bare_array(data: bytes) -> npt.NDArray[Any] | None:
     """Return the array of a .npy file whose header follows from type and shape; None: it has another one."""
-    if not data.startswith(_MAGIC):
-        return None
-    stream = io.BytesIO(data)
-    stream.seek(len(_MAGIC))
     try:
-        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception:  # numpy raises whatever it likes on a bad header
+        shape, is_fortran, dtype, start = _parse_header(data)
+    except ValueError:
         return None
-    start = stream.tell()
     size_bytes = int(dtype.itemsize * np.prod(shape, dtype=object))
     if is_fortran or dtype.kind not in "biufc" or len(data) - start != size_bytes:
         return None

@@ -336,29 +336,23 @@ class Crops(NamedTuple):
         return Crops(self.image[at], self.boxes[at], self.flips[at], self.filters[at])
 
 
-class _Window(NamedTuple):
-    """The part of an image that is to be decoded for several crops."""
+class _Part(NamedTuple):
+    """The part of an image that is decoded once for several crops."""
 
     box: Box
     by_pillow: str | None  # why Pillow decodes it, in words; None: the kernel does
+    pixels: U8 | None = None  # None: not decoded yet, or that cannot be done
 
-
-class _Picture(NamedTuple):
-    """A part of an image, decoded, for several crops."""
-
-    pixels: U8
-    left: int
-    top: int
-    by_pillow: str | None  # why Pillow decoded it, in words; None: the kernel did
+    @property
+    def size_bytes(self) -> int:
+        left, top, right, bottom = self.box
+        return 3 * (right - left) * (bottom - top)
 
     def find(self, box: Box) -> Box | None:
         """Return where a box is in it; None: not inside."""
-        height, width, _ = self.pixels.shape
-        (left, right), (top, bottom) = (
-            (box[0] - self.left, box[2] - self.left), (box[1] - self.top, box[3] - self.top)
-        )  # fmt: skip
-        is_inside = 0 <= left < right <= width and 0 <= top < bottom <= height
-        return (left, top, right, bottom) if is_inside else None
+        x, y, edge, floor = self.box
+        is_inside = x <= box[0] < box[2] <= edge and y <= box[1] < box[3] <= floor
+        return (box[0] - x, box[1] - y, box[2] - x, box[3] - y) if is_inside else None
 
 
 def decode_crops(
@@ -378,39 +372,38 @@ def decode_crops(
     statuses, reasons = np.zeros(n, np.int32), dict[int, str]()
     by_pillow: list[str] = []  # append() is safe in threads, counting is not
     is_older = is_pillow_older(crops.filters)
-    windows: dict[int, _Window] = {}
-    pictures: dict[int, _Picture | None] = {}
+    parts: dict[int, _Part] = {}
 
     def look(number: int) -> None:
         boxes = crops.boxes[crops.image == number]
-        window = _find_window(images[number], entries[number], boxes, depth)
-        if window is not None:
-            windows[number] = window
+        part = _find_part(images[number], entries[number], boxes, depth)
+        if part is not None:
+            parts[number] = part
 
     def share(number: int) -> None:
-        if number in windows:
-            pictures[number] = _decode_window(images[number], entries[number], windows[number], depth)
+        if number in parts:
+            pixels = _decode_part(images[number], entries[number], parts[number], depth)
+            parts[number] = parts[number]._replace(pixels=pixels)
 
     def make(i: int) -> None:
         number, box, flip, filter_ = (
             int(crops.image[i]), tuple(crops.boxes[i].tolist()), bool(crops.flips[i]), int(crops.filters[i])
         )  # fmt: skip
-        picture = pictures.get(number)
-        inside = None if picture is None else picture.find(box)
-        counted = None
-        if picture is None or inside is None:
+        part, counted = parts.get(number), None
+        inside = None if part is None else part.find(box)
+        if part is None or part.pixels is None or inside is None:
             status, words, counted = _decode_alone(
                 images[number], entries[number], box, out[i], flip, filter_, depth, is_older
             )
             if status != Status.OK:
                 statuses[i], reasons[i] = status, words
-        elif picture.by_pillow is not None:
-            pixels = pillow.crop_rows(picture.pixels, inside, out.shape[1:], filter_)
+        elif part.by_pillow is not None:
+            pixels = pillow.crop_rows(part.pixels, inside, out.shape[1:], filter_)
             out[i] = pixels[:, ::-1] if flip else pixels
-            counted = picture.by_pillow
+            counted = part.by_pillow
         else:
             native.resize_one(
-                picture.pixels.reshape(-1), picture.pixels.shape[:2], inside, out[i].reshape(-1),
+                part.pixels.reshape(-1), part.pixels.shape[:2], inside, out[i].reshape(-1),
                 (height, width), flip, filter_, is_older,
             )  # fmt: skip
         if counted is not None:
@@ -419,23 +412,19 @@ def decode_crops(
     counts = np.bincount(crops.image, minlength=len(images))
     shared = np.flatnonzero(counts > 1)
     for_each(look, shared.tolist(), pool)
-    sizes = [_count_bytes(windows.get(number)) for number in shared.tolist()]
+    sizes = [parts[number].size_bytes if number in parts else 0 for number in shared.tolist()]
     most = _WAITING * (1 if pool is None else pool.limit)
-    for part in binding.split_by_size(sizes, _MOST_WAITING_BYTES, most):
-        some = shared[part]
+    for turn in binding.split_by_size(sizes, _MOST_WAITING_BYTES, most):
+        some = shared[turn]
         for_each(share, some.tolist(), pool)
         for_each(make, np.flatnonzero(np.isin(crops.image, some)).tolist(), pool)
-        pictures.clear()
+        for number in some.tolist():
+            parts.pop(number, None)
     for_each(make, np.flatnonzero(counts[crops.image] == 1).tolist(), pool)
     return DecodeReport(statuses, dict(sorted(reasons.items())), len(by_pillow), dict(Counter(by_pillow)))
 
 
-def _count_bytes(window: _Window | None) -> int:
-    left, top, right, bottom = (0, 0, 0, 0) if window is None else window.box
-    return 3 * (right - left) * (bottom - top)
-
-
-def _find_window(data: Any, entries: Any, boxes: I32, depth: Depth | None) -> _Window | None:
+def _find_part(data: Any, entries: Any, boxes: I32, depth: Depth | None) -> _Part | None:
     """Return what several crops need of an image; None: each by itself costs less, or says what is wrong."""
     status, words, width, height = native.probe(as_bytes(data))
     if status == Status.NOT_TAKEN:
@@ -446,7 +435,7 @@ def _find_window(data: Any, entries: Any, boxes: I32, depth: Depth | None) -> _W
             check_mode(mode, depth)
         except (pillow.Undecodable, TooDeep):
             return None
-        return _Window((0, 0, width, height), words)
+        return _Part((0, 0, width, height), words)
     left, top, right, bottom = boxes.T.astype(np.int64)
     inside = (
         (left >= 0) & (left < right) & (right <= width) & (top >= 0) & (top < bottom) & (bottom <= height)
@@ -461,23 +450,22 @@ def _find_window(data: Any, entries: Any, boxes: I32, depth: Depth | None) -> _W
     # From entry points a crop costs what is under it; without them all that is above it, too.
     if in_all > pillow.most_pixels() or (len(entries) and apart <= in_all):
         return None
-    return _Window(window, None)
+    return _Part(window, None)
 
 
-def _decode_window(data: Any, entries: Any, window: _Window, depth: Depth | None) -> _Picture | None:
+def _decode_part(data: Any, entries: Any, part: _Part, depth: Depth | None) -> U8 | None:
     """Decode a part of an image; None: that cannot be done."""
-    left, top, right, bottom = window.box
-    if window.by_pillow is not None:
+    if part.by_pillow is not None:
         try:
-            return _Picture(pillow.decode_whole(bytes(data), depth), left, top, window.by_pillow)
+            return pillow.decode_whole(bytes(data), depth)
         except pillow.Undecodable:
             return None
+    left, top, right, bottom = part.box
     pixels = np.empty((bottom - top, right - left, 3), np.uint8)
     status, _ = native.decode_one(
-        as_bytes(data), as_bytes(entries), window.box, pixels.reshape(-1), pixels.shape, False, BILINEAR,
-        False,
-    )  # fmt: skip
-    return _Picture(pixels, left, top, None) if status == Status.OK else None
+        as_bytes(data), as_bytes(entries), part.box, pixels.reshape(-1), pixels.shape, False, BILINEAR, False
+    )
+    return pixels if status == Status.OK else None
 
 
 def _decode_alone(

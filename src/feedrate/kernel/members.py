@@ -13,7 +13,6 @@ import numpy as np
 from feedrate.arrays import I64, U8, U32, U64
 from feedrate.kernel import pillow
 from feedrate.kernel.binding import Pool, Status, as_bytes, native
-from feedrate.prelist import take_listed
 
 __all__ = [
     "BYTES_PER_ENTRY", "TAR_BLOCK_BYTES", "Entry", "FolderList", "ImageKind", "Members", "Scan",
@@ -127,7 +126,7 @@ def list_folder(path: bytes, suffixes: Sequence[str]) -> FolderList:
         OSError: it cannot be listed.
     """
     wanted = [suffix.encode() for suffix in suffixes]
-    error, names, *arrays = take_listed(path, wanted) or native.list_folder(path, wanted, _MANY, _NEVER)
+    error, names, *arrays = native.list_folder(path, wanted, _MANY, _NEVER)
     if error:
         raise OSError(error, os.strerror(error), os.fsdecode(path))
     starts, sizes, times_ns = (np.frombuffer(array, np.int64) for array in arrays[:3])

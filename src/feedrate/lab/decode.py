@@ -218,8 +218,6 @@ LARGEST_DIFFERENCE = 2
 # Rows of pixels, as a pack may hold them in place of an image file.
 _NPY = b"\x93NUMPY"
 
-FloatBox = tuple[float, float, float, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -244,11 +242,6 @@ def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool, filter_:
         Exception: whatever Pillow raises for a file that it does not decode.
     """
     return _finish(_open(file).crop(box).resize((side, side), filter_), flip)
-
-
-def decode_part(file: bytes, box: FloatBox, side: int, flip: bool, filter_: int = BILINEAR) -> U8:
-    """Return the same of a part whose edges are between pixels; `resize` alone can cut there."""
-    return _finish(_open(file).resize((side, side), filter_, box=box), flip)
 
 
 def compare_pixels(ours: U8, theirs: U8) -> Difference:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +19,7 @@ from feedrate.errors import GpuError, UsageError
 from feedrate.loader.device.transfer import check_device
 from feedrate.machine.describe import read_cpu_model
 from feedrate.machine.gpu import describe_gpus
-from feedrate.model.results import KNOWN_MODELS, check_model
+from feedrate.model.gpus import KNOWN_MODELS, check_model
 from feedrate.stats import median, spread
 
 if TYPE_CHECKING:
@@ -313,10 +312,16 @@ def measure_model(
     import torch
 
     device = torch.device(device)
-    with quick_convolutions():
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = (
+        True  # let cuDNN try which of its algorithms is the fastest, as trainings do
+    )
+    try:
         step = Step(make(name, side=side), device, training=training)
         batch = _fit(step, batch_size, side, seconds, clock)
         rates, images = _time_windows(step, batch, seconds, clock)
+    finally:
+        torch.backends.cudnn.benchmark = before
     low, high = spread(rates)
     return ModelRate(
         model=name,
@@ -330,19 +335,6 @@ def measure_model(
         high=high,
         images=images,
     )
-
-
-@contextmanager
-def quick_convolutions() -> Iterator[None]:
-    """Let cuDNN try which of its algorithms is the fastest: what trainings do."""
-    import torch
-
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def make_batch(device: torch.device, batch_size: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:

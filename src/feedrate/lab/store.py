@@ -34,6 +34,7 @@ from feedrate.machine.memory import measure_open_residency
 from feedrate.machine.process import find_openers, read_core_times, read_stat
 from feedrate.machine.results import Storage, StoreSpeed
 from feedrate.remote.addresses import Place
+from feedrate.stats import median
 from feedrate.units import format_count
 
 Result = TypeVar("Result")
@@ -305,7 +306,11 @@ class _Measurement:
             now = time.perf_counter()
             if now - began > _STAT * self._seconds:
                 break
-        return Figure.of_mean(times[1:], format_count(len(times) - 1, "file")) if len(times) > 2 else None
+        if len(times) < 3:
+            return None
+        # A few that waited for a core would make the mean of so short answers.
+        mean, middle = Figure.of_mean(times[1:], format_count(len(times) - 1, "file")), median(times[1:])
+        return replace(mean, value=middle, low=min(mean.low, middle), high=max(mean.high, middle))
 
     def _deal(self) -> list[list[tuple[str, int]]]:
         files, parts = self._files, 5

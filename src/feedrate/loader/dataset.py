@@ -147,7 +147,7 @@ class Dataset:
         opened = self._open()
         positions = opened.subset.positions(np.array([self._position(i) for i in indices], np.int64))
         columns = opened.read(positions, self._epoch)
-        columns = [self._dress(w, c) for w, c in zip(opened.wanted, columns, strict=True)]
+        columns = [self._hand_out(w, c) for w, c in zip(opened.wanted, columns, strict=True)]
         samples = list(zip(*columns, strict=True))
         return samples if len(opened.wanted) > 1 else [sample[0] for sample in samples]
 
@@ -159,7 +159,7 @@ class Dataset:
             raise IndexError(f"sample {position} of a {whole} that has {n}")
         return position % n
 
-    def _dress(self, wanted: Wanted, column: Sequence[Any]) -> list[Any]:
+    def _hand_out(self, wanted: Wanted, column: Sequence[Any]) -> list[Any]:
         if wanted.field is not None and wanted.field.has_pixels:
             pictures = [self._convert(pixels, wanted.field) for pixels in column]
             is_image = wanted.field.kind is Kind.IMAGE

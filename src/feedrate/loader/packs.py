@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def open_pack(
     source: str | os.PathLike[str],
     scratch: str | None = None,
-    patience: RetryPolicy | None = None,
+    policy: RetryPolicy | None = None,
     allow_addresses: str | Sequence[str] = (),
 ) -> Pack:
     """Open a pack.
@@ -53,7 +53,7 @@ def open_pack(
         from feedrate.scratch.live import LiveCopy
 
         open_copy = functools.partial(LiveCopy.begin, text, scratch, allow_addresses=allowed)
-    return RemotePack(text, open_copy, patience, allow_addresses=allowed)
+    return RemotePack(text, open_copy, policy, allow_addresses=allowed)
 
 
 class HeldPack(Pack):

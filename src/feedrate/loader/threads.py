@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 WINDOW_S = 2.0
 WINDOW_BATCHES = 8
-FIRST_PATIENCE_S, LONGEST_PATIENCE_S = 16.0, 256.0  # before a number that would not do is tried again
+FIRST_DELAY_S, LONGEST_DELAY_S = 16.0, 256.0  # before a number that would not do is tried again
 SAME = 0.01  # rates, and shares of time, that differ by less are the same
 CLEAR = 0.1  # one window is enough to tell rates that differ by more
 SHARING = 1.3
@@ -112,7 +112,7 @@ class ThreadController:
         self._sums, self._batches = [0.0] * 5, 0  # of a window: seconds, and what `measure` returns
         # Numbers that would not do, until then.
         self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
-        self._patience_s = FIRST_PATIENCE_S
+        self._delay_s = FIRST_DELAY_S
 
     def begin(
         self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, ...]],
@@ -238,8 +238,8 @@ class ThreadController:
         """Leave such numbers alone for a while, and for twice as long the next time."""
         self._too_few = self._too_few if too_few is None else too_few
         self._too_many = self._too_many if too_many is None else too_many
-        self._expires = self._clock() + self._patience_s
-        self._patience_s = min(2 * self._patience_s, LONGEST_PATIENCE_S)
+        self._expires = self._clock() + self._delay_s
+        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
 
     def _notice_change(self, rate: float) -> None:
         usual = rate if self._usual_rate is None else self._usual_rate
@@ -254,7 +254,7 @@ class ThreadController:
         if self._gpu_share is not None:
             self._gpu_share.forget()
         self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
-        self._patience_s = FIRST_PATIENCE_S
+        self._delay_s = FIRST_DELAY_S
 
     def _move(self, number: int) -> None:
         self.threads = number
@@ -308,7 +308,7 @@ class ShareController:
     def forget(self) -> None:
         """The loop or the machine changed: what would not do before may do now."""
         self._too_little, self._too_much, self._expires = _NONE, _NEVER, math.inf
-        self._patience_s = FIRST_PATIENCE_S
+        self._delay_s = FIRST_DELAY_S
 
     def switch_off(self) -> None:
         """The GPU has no room for it: nothing is decoded there any more."""
@@ -399,8 +399,8 @@ class ShareController:
         elif seen.is_supply_bound:
             self._too_much = trial.origin
         if is_more or not keeps:
-            self._expires = self._clock() + self._patience_s
-            self._patience_s = min(2 * self._patience_s, LONGEST_PATIENCE_S)
+            self._expires = self._clock() + self._delay_s
+            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
         if not keeps:
             self._move(trial.origin)
         return keeps

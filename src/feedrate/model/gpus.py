@@ -10,9 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from feedrate.errors import UsageError
 from feedrate.figures import ASSUMED, Figure
-from feedrate.model.results import KNOWN_MODELS, check_model
 
+KNOWN_MODELS = ("resnet18", "resnet50", "densenet121", "vit_b_16")
 TRAINING, INFERENCE = "training", "inference"
 
 # Images per second of 224 x 224 pixels on one H200: torch 2.11, bfloat16 autocast, channels-last, batches of
@@ -176,3 +177,21 @@ def _describe(facts: GpuFacts, published: Published, rate: float, ratio: float, 
         within = _MEASURED_WITHIN
     note = "; ".join(note for note in notes if note)
     return Figure.within(rate * published.gain * ratio, within, ASSUMED, note)
+
+
+def check_model(name: str) -> str:
+    """Return the name of a known model.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if name in KNOWN_MODELS:
+        return name
+    import difflib
+
+    # People write ResNet-50 and vit-b-16.
+    plain = {known.replace("_", ""): known for known in KNOWN_MODELS}
+    typed = "".join(c for c in name.lower() if c.isalnum())
+    near = difflib.get_close_matches(typed, plain, n=1)
+    hint = f"did you mean '{plain[near[0]]}'? " if near else ""
+    raise UsageError(f"there is no model '{name}'", hint=f"{hint}known: {', '.join(KNOWN_MODELS)}")

@@ -15,6 +15,8 @@ from feedrate.model.pipeline import Pipeline, best_workers, soft_max
 
 COPY_STREAMS = 8  # reads in flight of `feedrate stage`
 COPY_BLOCK_BYTES = 4 << 20  # larger files are read in blocks, several at a time
+# Files of at most so many bytes are brought in groups, each by one stream.
+COPY_SMALL_BYTES, COPY_GROUP_FILES, COPY_GROUP_BYTES = 1 << 20, 64, 4 << 20
 # CPU time of `feedrate stage` for a file, in one thread at a time: made, checked, renamed, synced.
 COPY_FILE_S = 0.25e-3
 # Until a command has been loaded, until a DataLoader's workers have been started, and a Loader's threads.
@@ -150,7 +152,8 @@ def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> flo
     streams = min(COPY_STREAMS, max(files, size_bytes / COPY_BLOCK_BYTES, 1.0))
     writing = size_bytes / target.write_bytes_per_s + files * target.create_s / streams
     if source.copy_bytes_per_s:
-        return START_S + files * COPY_FILE_S + soft_max(size_bytes / source.copy_bytes_per_s, writing)
+        reading = size_bytes / source.copy_bytes_per_s * _find_last_round(files, size_bytes / max(files, 1.0))
+        return START_S + files * COPY_FILE_S + soft_max(reading, writing)
     copying = soft_max(
         (files * source.file_s + size_bytes / source.stream_bytes_per_s) / streams,
         size_bytes / source.total_bytes_per_s,
@@ -158,6 +161,14 @@ def copy_s(files: float, size_bytes: float, source: Store, target: Store) -> flo
         writing,
     )
     return START_S + files * (source.stat_s / streams + COPY_FILE_S) + copying
+
+
+def _find_last_round(files: float, each_bytes: float) -> float:
+    """Return how much longer a copy of small files takes than if all its streams ended at once."""
+    if each_bytes > COPY_SMALL_BYTES:
+        return 1.0
+    groups = math.ceil(files / min(COPY_GROUP_FILES, max(COPY_GROUP_BYTES / max(each_bytes, 1.0), 1.0)))
+    return math.ceil(groups / COPY_STREAMS) * COPY_STREAMS / max(groups, 1)
 
 
 def pack_s(

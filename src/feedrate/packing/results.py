@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What commands return: `pack`, `index`, `append`, `add-column`, `split`, `ls`, `stage --warm`,
-`unpack`, `verify`, and `quality` (also `quality.json` in a pack).
+`unpack`, `verify`, and what packing found out about a dataset (`ls --quality`, `quality.json` in a pack).
 """
 
 from __future__ import annotations
@@ -291,6 +291,26 @@ class PackDescription:
     pixels: str = ""  # what packing did to them
     entries: tuple[int, ...] = ()  # bytes from one entry point to the next; several where packs were joined
     resident_share: float | None = None  # of its bytes, in the page cache; None: unknown
+    quality: Quality | None = None  # of `--quality`
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A small picture of an image, as JPEG; b"" where it cannot be loaded. `code`: what is odd, ""."""
+
+    name: str
+    class_name: str
+    code: str
+    detail: str
+    jpeg: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """What a page shows of a pack's images, odd ones first; `drawn` were looked at beside those."""
+
+    pictures: tuple[Picture, ...]
+    drawn: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +373,31 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class PixelComparison:
+    """What the loader's decoder made of some samples, against Pillow.
+
+    Attributes:
+        asked: samples that were drawn; `images` of them were decoded by the kernel and by Pillow.
+        mean_psnr_db, lowest_psnr_db, worst: of those that are not equal in every pixel; None: all are.
+        largest_difference: in levels of 255, of any channel.
+        level_shares: of the pixels, those that differ by 0, 1, 2 and more levels.
+        by_pillow: why images went through Pillow in both ways -> how many, which proves nothing.
+        outside: images that differ by more than rounding; also among the problems.
+    """
+
+    asked: int
+    images: int
+    equal_images: int
+    mean_psnr_db: float | None
+    lowest_psnr_db: float | None
+    worst: str
+    largest_difference: int
+    level_shares: tuple[float, float, float, float]
+    by_pillow: Mapping[str, int]
+    outside: int
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyResult:
     """`feedrate verify`: `problems` make it fail, `extra_files` are only named."""
 
@@ -366,6 +411,7 @@ class VerifyResult:
     pixels: str = ""  # what packing did to them
     manifest_checked: bool = True  # False: pack.json has no digest of itself
     is_index: bool = False  # of files that are where they were
+    comparison: PixelComparison | None = None  # of `--pixels`, where no other problem was found
 
     @property
     def is_good(self) -> bool:

@@ -26,11 +26,17 @@ from feedrate.model.numbers import find_store
 from feedrate.model.ways import COPY_STREAMS, copy_s
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, find_scratch_speed, measure_memory, note_age
-from feedrate.plan.outcome import PROCESS_BYTES, complete_store, complete_survey, value_store
 from feedrate.plan.recipes import MARGIN
 from feedrate.plan.results import Estimate, Plan, Survey, Way
 from feedrate.plan.survey import Sizes, measure_sizes, survey_dataset
-from feedrate.plan.ways import find_error, make_plan
+from feedrate.plan.ways import (
+    PROCESS_BYTES,
+    complete_store,
+    complete_survey,
+    find_error,
+    make_plan,
+    value_store,
+)
 from feedrate.units import format_bytes, format_count, parse_bytes, shell_quote
 
 _TRAINING = Figure.within(PROCESS_BYTES, 1.5, ASSUMED, "torch, CUDA's context, pinned batches")

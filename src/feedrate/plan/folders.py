@@ -2,8 +2,8 @@
 """How many images are below a folder, in seconds: counted where the time is enough, else estimated.
 
 Folders are listed level by level, each level in random order and by several threads; names are read, no file
-is asked for. What time leaves unlisted is as what was listed, within the error of such a sample. Of a single
-folder too large to be listed, the folder itself tells how far the listing came, or how large it is.
+is asked for. What time leaves unlisted is as what was listed, within the error of such a sample. A single
+folder too large to be listed tells by its own size how many names it may have, within a factor.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
 from feedrate.figures import Figure
 from feedrate.files.tree import FolderSample, sample_folder
-from feedrate.machine.disk import describe_storage
-from feedrate.prelist import IMAGE_SUFFIXES
+from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.source.names import SPLIT_NAMES
 from feedrate.units import format_count, format_seconds
 
@@ -35,8 +34,6 @@ _MOST_NAMES, _FEWEST_NAMES = 4096, 64  # that are kept, of all folders and of ea
 _OF_THE_DISK = "lost+found"  # at the top of a file system, for root alone
 # Two standard errors, of few folders more: Student's distribution, by degrees of freedom.
 _STUDENT = (12.7, 4.3, 3.2, 2.8, 2.6, 2.5, 2.4, 2.3)
-_EXT4_PLACES = 2.0**63  # ext4 lists by a hash of the name, and NFS passes it on
-_TMPFS_ENTRY_BYTES = 20
 
 
 class Total(NamedTuple):
@@ -73,29 +70,14 @@ def estimate_total(counts: Sequence[float], folders: Total, unsure: float = 0.0)
     return Total(folders.value * mean, variance, max(student if missing else 2.0, folders.student))
 
 
-def estimate_entries(found: FolderSample, kind: str = "") -> Figure:
-    """Return how many entries a folder has that was not listed to its end.
-
-    Args:
-        kind: of its file system; what a network or FUSE shows may be any.
-    """
+def estimate_entries(found: FolderSample) -> Figure:
+    """Return how many entries a folder has that was not listed to its end."""
     seen = found.entries
-    before, place = found.mark
     if found.is_whole or not seen:
         return Figure.exactly(seen)
-    if place > 1 << 40:
-        whole = before * _EXT4_PLACES / place
-        return _between(whole, whole * (1 - 4 / math.sqrt(before + 1)), whole * 1.02, seen)
-    each = found.name_bytes / seen
-    if found.size_bytes % 512:
-        by_size = {"tmpfs": found.size_bytes / _TMPFS_ENTRY_BYTES, "btrfs": found.size_bytes / (2 * each)}
-        if kind in by_size:
-            return _between(by_size[kind], 0.99 * by_size[kind], 1.01 * by_size[kind], seen)
-        first = "tmpfs" if not found.size_bytes % _TMPFS_ENTRY_BYTES else "btrfs"
-        return _between(by_size[first], min(by_size.values()), max(by_size.values()), seen)
     # Blocks of names: densely filled by XFS, half to three quarters by ext4.
-    dense = found.size_bytes / (each + 12)
-    if dense > seen:
+    dense = found.size_bytes / (found.name_bytes / seen + 12)
+    if dense > seen and not found.size_bytes % 512:
         return _between(0.75 * dense, 0.4 * dense, 1.05 * dense, seen)
     return _between(2.0 * seen, seen, 10.0 * seen, seen)
 
@@ -183,8 +165,7 @@ class _Level:
         share = len(self.listed) / len(listed)
         self.folders = Total(folders.value * share, folders.variance * share**2, folders.student)
         self.is_whole = len(listed) == known and all(one.is_whole for one in self.listed)
-        kind = "" if self.is_whole else describe_storage(listed[0].path).kind
-        wholes = [estimate_entries(one, kind) for one in self.listed]
+        wholes = [estimate_entries(one) for one in self.listed]
         self.scales = [
             whole.value / max(one.entries, 1) for one, whole in zip(self.listed, wholes, strict=True)
         ]

@@ -352,7 +352,7 @@ class FileVersion:
 
         Args:
             span: what was read of the file, and its checksum.
-            read: asks for a stretch, by offset and length; its answer meets this version.
+            read: asks for a range, by offset and length; its answer meets this version.
 
         Raises:
             Changed: it is another version by now, or was read twice and is not the same.

@@ -299,24 +299,24 @@ class SftpReader:
 THREADS = 16
 
 
-def open_connection(place: Place, in_flight: int, trouble: Outage) -> AsyncConnection | ThreadConnection:
+def open_connection(place: Place, in_flight: int, outage: Outage) -> AsyncConnection | ThreadConnection:
     """Return the connection that suits a place."""
     if not place.is_remote:
-        return ThreadConnection(lambda: LocalReader(place), min(THREADS, in_flight), place, trouble)
-    stall_s = trouble.patience.stall_s
+        return ThreadConnection(lambda: LocalReader(place), min(THREADS, in_flight), place, outage)
+    stall_s = outage.policy.stall_s
     if is_sftp(place.root):
         threads = min(SFTP_CONNECTIONS, in_flight)
-        return ThreadConnection(lambda: SftpReader(place.root, stall_s), threads, place, trouble)
+        return ThreadConnection(lambda: SftpReader(place.root, stall_s), threads, place, outage)
     is_chain = "::" in place.root
     scheme = place.root.partition(":")[0].lower()
     options = {} if is_chain else {**_options(scheme, in_flight, stall_s), "skip_instance_cache": True}
     own = Place(place.root, options, asks_once=True)
     fs, _ = own.connect()
     if getattr(fs, "async_impl", False):
-        return AsyncConnection(own, in_flight, trouble)
+        return AsyncConnection(own, in_flight, outage)
     # Chains (a file inside of a file) are not known to stand several readers.
     threads = 1 if is_chain else min(THREADS, in_flight)
-    return ThreadConnection(lambda: PlaceReader(Place(place.root, options)), threads, place, trouble)
+    return ThreadConnection(lambda: PlaceReader(Place(place.root, options)), threads, place, outage)
 
 
 def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
@@ -354,11 +354,11 @@ def check(place: Place, file: bytes, offset: int, received: Received) -> bytes:
 class AsyncConnection:
     """Requests as coroutines on fsspec's own loop. Loaded for these alone: asyncio takes a while."""
 
-    def __init__(self, place: Place, in_flight: int, trouble: Outage) -> None:
+    def __init__(self, place: Place, in_flight: int, outage: Outage) -> None:
         import asyncio
 
         self.in_flight = in_flight
-        self._place, self._trouble = place, trouble
+        self._place, self._outage = place, outage
         self._fs, _ = place.connect()
         self._gate = asyncio.Semaphore(in_flight)
         self._is_closed = False
@@ -376,9 +376,9 @@ class AsyncConnection:
         assert task is not None
         # Whoever has asked may be gone when this fails; asyncio logs an error that nobody has looked at.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        attempts = Retry(self._trouble, self._place.address(file))
+        attempts = Retry(self._outage, self._place.address(file))
         fs, path = self._place.connect(file)
-        stall_s = self._trouble.patience.stall_s
+        stall_s = self._outage.policy.stall_s
         # A backstop for storages that do not know of `stall_s`; a slow link may take long for 8 MB.
         limit_s = 10 * stall_s
         async with self._gate:
@@ -387,9 +387,11 @@ class AsyncConnection:
                 try:
                     while received.wants_more:
                         await asyncio.wait_for(read_async(fs, path, offset, received, stall_s), limit_s)
-                    self._trouble.is_over()
+                    self._outage.is_over()
                     return check(self._place, file, offset, received)
                 except Exception as error:
+                    if self._is_closed:  # and so is the session: that is no outage
+                        raise asyncio.CancelledError from error
                     wait_s = attempts.failed(error, has_brought=received.fail(before_bytes))
                 limit_s = min(limit_s, max(stall_s, attempts.left_s))
                 await asyncio.sleep(wait_s)
@@ -403,11 +405,9 @@ class AsyncConnection:
 class ThreadConnection:
     """Requests in threads, each with a reader of its own."""
 
-    def __init__(
-        self, make_reader: Callable[[], Reader], threads: int, place: Place, trouble: Outage
-    ) -> None:
+    def __init__(self, make_reader: Callable[[], Reader], threads: int, place: Place, outage: Outage) -> None:
         self.in_flight = threads
-        self._make_reader, self._place, self._trouble = make_reader, place, trouble
+        self._make_reader, self._place, self._outage = make_reader, place, outage
         self._asked: queue.SimpleQueue[tuple[Future[bytes], bytes, int, Received] | None] = (
             queue.SimpleQueue()
         )
@@ -458,7 +458,7 @@ class ThreadConnection:
                     raise Refused("nobody wants it any more") from error
                 raise
 
-        attempts = Retry(self._trouble, self._place.address(file))
+        attempts = Retry(self._outage, self._place.address(file))
         return attempts.run(read, self._closing.wait, lambda: received.size_bytes)
 
     def close(self) -> None:

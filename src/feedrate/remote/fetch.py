@@ -9,7 +9,6 @@ alone. Nobody closes fetched bytes: they end with the last object that knows the
 from __future__ import annotations
 
 import atexit
-import bisect
 import os
 import tempfile
 import threading
@@ -38,7 +37,7 @@ IN_FLIGHT = 256
 
 
 class Piece(NamedTuple):
-    """A stretch of a file; `file` is relative to its place."""
+    """A range of a file; `file` is relative to its place."""
 
     file: bytes
     offset: int
@@ -47,6 +46,9 @@ class Piece(NamedTuple):
     @property
     def stop(self) -> int:
         return self.offset + self.length
+
+    def is_inside(self, other: Piece) -> bool:
+        return self.file == other.file and other.offset <= self.offset and self.stop <= other.stop
 
 
 def coalesce(
@@ -81,10 +83,10 @@ class RangeReader:
     """Reads pieces of a place's files. Connects when first used; safe for any number of threads."""
 
     def __init__(
-        self, place: Place, *, in_flight: int = IN_FLIGHT, patience: RetryPolicy | None = None
+        self, place: Place, *, in_flight: int = IN_FLIGHT, policy: RetryPolicy | None = None
     ) -> None:
-        self.place, self.patience = place, patience or RetryPolicy()
-        self.trouble = Outage(place.root, self.patience)
+        self.place, self.policy = place, policy or RetryPolicy()
+        self.outage = Outage(place.root, self.policy)
         self._in_flight = in_flight
         self._lock = threading.Lock()
         self._line: AsyncConnection | ThreadConnection | None = None
@@ -108,7 +110,7 @@ class RangeReader:
             if self._line is None:
                 from feedrate.remote.connections import open_connection  # asyncio takes a while to import
 
-                self._line = open_connection(self.place, self._in_flight, self.trouble)
+                self._line = open_connection(self.place, self._in_flight, self.outage)
                 # Before fsspec closes its sessions at exit: requests would find these closed, and say so.
                 atexit.register(self._close_at_exit)
             line = self._line
@@ -137,25 +139,25 @@ class RangeReader:
             self._closed = True
             line, self._line = self._line, None
             waiting = list(self._open)
+        if line is not None:  # first: what begins from now on ends at once
+            line.close()
         for future in waiting:
             future.cancel()
-        if line is not None:
-            line.close()
 
 
-def find_patiently(
-    place: Place, file: bytes, patience: RetryPolicy | None = None, trouble: Outage | None = None
+def find_with_retries(
+    place: Place, file: bytes, policy: RetryPolicy | None = None, outage: Outage | None = None
 ) -> PlacedFile | None:
     """Return a file's facts, None: it is a folder; a source that errs is asked again.
 
     Args:
-        trouble: of the source, if others ask it too: they share the time until it is given up.
+        outage: of the source, if others ask it too: they share the time until it is given up.
 
     Raises:
         NotFound: there is nothing of that name.
         StorageError: the source fails for too long.
     """
-    trouble = trouble or Outage(place.root, patience or RetryPolicy())
+    outage = outage or Outage(place.root, policy or RetryPolicy())
 
     def find() -> PlacedFile | None:
         place.forget_listings()  # storages of fsspec remember what they have listed
@@ -167,7 +169,7 @@ def find_patiently(
         # fsspec keeps connections, also those that were cut.
         place = Place(place.root, {"skip_instance_cache": True})
 
-    return Retry(trouble, place.address(file), patience).run(find, wait)
+    return Retry(outage, place.address(file), policy).run(find, wait)
 
 
 def fetch_manifest(place: Place) -> tuple[bytes, Manifest]:
@@ -199,9 +201,9 @@ class MultiSourceReader(RangeReader):
     """Reads pieces of a place's files, and of files that are called by an address of their own."""
 
     def __init__(
-        self, place: Place, *, in_flight: int = IN_FLIGHT, patience: RetryPolicy | None = None
+        self, place: Place, *, in_flight: int = IN_FLIGHT, policy: RetryPolicy | None = None
     ) -> None:
-        super().__init__(place, in_flight=in_flight, patience=patience)
+        super().__init__(place, in_flight=in_flight, policy=policy)
         self._each_in_flight = in_flight
         self._others: dict[str, RangeReader] = {}
         self._known: dict[bytes, tuple[RangeReader, bytes]] = {}
@@ -227,7 +229,7 @@ class MultiSourceReader(RangeReader):
             NotFound, StorageError: it is not there, or nobody answers.
         """
         reader, name = self._find(file) if is_address(os.fsdecode(file)) else (self, file)
-        found = find_patiently(reader.place, name, OPENING, reader.trouble)
+        found = find_with_retries(reader.place, name, OPENING, reader.outage)
         return -1 if found is None else found.size_bytes
 
     def readers(self) -> list[RangeReader]:
@@ -242,7 +244,7 @@ class MultiSourceReader(RangeReader):
             with self._making:
                 reader = self._others.get(root)
                 if reader is None:
-                    reader = RangeReader(Place(root), in_flight=self._each_in_flight, patience=self.patience)
+                    reader = RangeReader(Place(root), in_flight=self._each_in_flight, policy=self.policy)
                     self._others[root] = reader
                     if self._closed:
                         reader.close()
@@ -322,10 +324,9 @@ class FetchedBytes:
         os.ftruncate(self._fd, self.size_bytes)
 
     def lay(self, piece: Piece, request: Piece, data: bytes) -> None:
-        """Write what a request brought of a piece."""
-        start, stop = max(piece.offset, request.offset), min(piece.stop, request.stop)
-        view = memoryview(data)[start - request.offset : stop - request.offset]
-        write_all(self._fd, view, self.places[piece] + start - piece.offset)
+        """Write a piece, of what a request brought."""
+        view = memoryview(data)[piece.offset - request.offset : piece.stop - request.offset]
+        write_all(self._fd, view, self.places[piece])
 
 
 def _remove(fd: int, path: str) -> None:
@@ -356,28 +357,28 @@ def or_nothing(future: Future[bytes]) -> Future[bytes]:
 class PendingFetch:
     """The pieces that several batches need (one list each), on their way.
 
-    `read`: asks for a range of a file. `gather`: says which ranges cover pieces.
+    `read`: asks for a range of a file.
     """
 
-    def __init__(
-        self,
-        read: Callable[[Piece], Future[bytes]],
-        wants: Sequence[Sequence[Piece]],
-        gather: Callable[[list[Piece]], list[Piece]] = coalesce,
-    ) -> None:
+    def __init__(self, read: Callable[[Piece], Future[bytes]], wants: Sequence[Sequence[Piece]]) -> None:
         users: dict[Piece, set[int]] = {}
         for batch, pieces in enumerate(wants):
             for piece in pieces:
                 users.setdefault(piece, set()).add(batch)
-        self._pieces = sorted(users)
-        self._longest = max((piece.length for piece in self._pieces), default=0)
-        self.fetched = FetchedBytes(self._pieces)
+        pieces = sorted(users)
+        self.fetched = FetchedBytes(pieces)
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
-        requests = gather([piece for piece in self._pieces if piece.length])
-        inside = [self._pieces_in(request) for request in requests]
-        batches = [set().union(*(users[p] for p in pieces)) for pieces in inside]
+        requests = coalesce(piece for piece in pieces if piece.length)
+        inside: list[list[Piece]] = [[] for _ in requests]
+        at = 0
+        for piece in pieces:  # each is in one request, and these are in the same order
+            while piece.length and not piece.is_inside(requests[at]):
+                at += 1
+            if piece.length:
+                inside[at].append(piece)
+        batches = [set().union(*(users[p] for p in some)) for some in inside]
         self._left = [0] * len(wants)  # requests that each batch still waits for
         for one in batches:
             for batch in one:
@@ -385,19 +386,6 @@ class PendingFetch:
         # What the first batch needs is asked for first.
         for i in sorted(range(len(requests)), key=lambda i: min(batches[i], default=0)):
             self._ask(read, requests[i], inside[i], batches[i])
-
-    def _pieces_in(self, request: Piece) -> list[Piece]:
-        found = []
-        at = bisect.bisect_left(self._pieces, Piece(request.file, request.stop, 0)) - 1
-        while at >= 0:
-            piece = self._pieces[at]
-            # Pieces may overlap: an earlier one may reach further.
-            if piece.file != request.file or piece.offset + self._longest <= request.offset:
-                break
-            if piece.stop > request.offset:
-                found.append(piece)
-            at -= 1
-        return found
 
     def _ask(
         self,

@@ -151,12 +151,12 @@ class RemotePack(Pack):
         self,
         source: str,
         open_copy: OpenCopy | None = None,
-        patience: RetryPolicy | None = None,
+        policy: RetryPolicy | None = None,
         in_flight: int = IN_FLIGHT,
         allow_addresses: tuple[str, ...] = (),
     ) -> None:
         self.source = source
-        self._arguments = source, open_copy, patience, in_flight, allow_addresses
+        self._arguments = source, open_copy, policy, in_flight, allow_addresses
         self._lock = threading.Lock()  # of the counts, and of what was brought or asked for twice
         self._counts = {"from_scratch": 0, "from_source": 0}
         self._renewed: set[str] = set()  # parts of the index that were brought twice
@@ -164,7 +164,7 @@ class RemotePack(Pack):
         # Thread and sample, of what came from the source a second time.
         self._asked_again: set[tuple[int, int]] = set()
         self._fetched: tuple[BatchBytes, FetchedFiles] | None = None  # see `holding`
-        self.reader = MultiSourceReader(Place(source), in_flight=in_flight, patience=patience)
+        self.reader = MultiSourceReader(Place(source), in_flight=in_flight, policy=policy)
         closing: list[Callable[[], object]] = [self.reader.close]
         self._finalizer = weakref.finalize(self, _close_all, closing, os.getpid())
         try:
@@ -195,7 +195,7 @@ class RemotePack(Pack):
         if not is_url(self.source) and not os.path.exists(os.path.join(self.source, FILE_NAME)):
             return read_manifest(self.source)  # raises: says what is there instead
         address = f"{self.source.rstrip('/')}/{FILE_NAME}"
-        attempts = Retry(self.reader.trouble, address, OPENING)
+        attempts = Retry(self.reader.outage, address, OPENING)
         try:
             return attempts.run(lambda: fetch_manifest(Place(self.source)))[1]
         except NotFound:
@@ -476,7 +476,7 @@ class RemotePack(Pack):
         return FetchStats(
             requests=sum(reader.requests for reader in readers),
             bytes_fetched=sum(reader.bytes_read for reader in readers),
-            retries=sum(reader.trouble.retries for reader in readers),
+            retries=sum(reader.outage.retries for reader in readers),
             most_in_flight=max(reader.most_in_flight for reader in readers),
             values_from_scratch=self._counts["from_scratch"],
             values_from_source=self._counts["from_source"],

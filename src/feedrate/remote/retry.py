@@ -81,8 +81,8 @@ OPENING = RetryPolicy(give_up_s=15.0)
 class Outage:
     """What goes wrong with one source; shared by all its requests. Speaks once per outage."""
 
-    def __init__(self, address: str, patience: RetryPolicy) -> None:
-        self.address, self.patience = address, patience
+    def __init__(self, address: str, policy: RetryPolicy) -> None:
+        self.address, self.policy = address, policy
         self.retries = 0
         self._lock = threading.Lock()
         self._warned = -_QUIET_S
@@ -109,7 +109,7 @@ class Outage:
         with self._lock:
             now = time.monotonic()
             # So long between two attempts: nobody has asked meanwhile.
-            is_long_ago = now - self._failed_at > self.patience.stall_s + self.patience.longest_wait_s
+            is_long_ago = now - self._failed_at > self.policy.stall_s + self.policy.longest_wait_s
             if not self._is_out or is_long_ago:
                 self._out_since = now
             self._failed_at = now
@@ -142,11 +142,11 @@ class Outage:
 class Retry:
     """The attempts of one request."""
 
-    def __init__(self, trouble: Outage, address: str, patience: RetryPolicy | None = None) -> None:
-        self._trouble, self._address = trouble, address
-        self._patience = patience or trouble.patience
+    def __init__(self, outage: Outage, address: str, policy: RetryPolicy | None = None) -> None:
+        self._outage, self._address = outage, address
+        self._policy = policy or outage.policy
         self._failures, self._began = 0, 0.0
-        self.left_s = self._patience.give_up_s  # until it is given up, when nothing comes
+        self.left_s = self._policy.give_up_s  # until it is given up, when nothing comes
 
     def run(
         self,
@@ -162,7 +162,7 @@ class Retry:
             except Exception as error:
                 wait_s = self.failed(error, has_brought=count() > before)
             else:
-                self._trouble.is_over()
+                self._outage.is_over()
                 return data
             wait(wait_s)
 
@@ -179,22 +179,22 @@ class Retry:
             self._give_up(error)
         if has_brought:
             self._failures = 0
-            self._trouble.is_over()
+            self._outage.is_over()
         if not self._failures:
             self._began = time.monotonic()
         self._failures += 1
-        spent_s = max(time.monotonic() - self._began, self._trouble.measure_outage())
-        self.left_s = self._patience.give_up_s - spent_s
-        wait_s = self._patience.wait_s(self._failures)
+        spent_s = max(time.monotonic() - self._began, self._outage.measure_outage())
+        self.left_s = self._policy.give_up_s - spent_s
+        wait_s = self._policy.wait_s(self._failures)
         is_short = isinstance(error, EndsEarly) and self._failures >= _SHORT_ATTEMPTS
-        is_enough = self._failures >= self._patience.tries or wait_s > self.left_s
+        is_enough = self._failures >= self._policy.tries or wait_s > self.left_s
         if is_short or is_enough:
             self._give_up(error)
-        self._trouble.note(error, self._address, wait_s, self._patience.give_up_s)
+        self._outage.note(error, self._address, wait_s, self._policy.give_up_s)
         return wait_s
 
     def _give_up(self, error: BaseException) -> NoReturn:
-        better = self._trouble.explain(error, self._address, self._failures)
+        better = self._outage.explain(error, self._address, self._failures)
         if better is error:
             raise error
         raise better from error

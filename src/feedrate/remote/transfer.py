@@ -32,7 +32,7 @@ SMALL_BYTES = 1 << 20
 # So many of them are brought by one task; behind an address each is one: their answers take long.
 _GROUP_FILES, _GROUP_BYTES = 64, 4 << 20
 # A command that fails can be typed again, and goes on then: not for as long as a loop that trains.
-PATIENCE = RetryPolicy(give_up_s=math.inf, first_wait_s=0.5, longest_wait_s=30.0, tries=6, spread=0.0)
+POLICY = RetryPolicy(give_up_s=math.inf, first_wait_s=0.5, longest_wait_s=30.0, tries=6, spread=0.0)
 
 
 class Stopped(Exception):
@@ -84,7 +84,7 @@ class Fetcher:
         wait: Callable[[float], bool] | None = None,
     ) -> None:
         self._limit, self._stop, self._wait = limit, stop, wait or stop.wait
-        self._trouble = Told(say)
+        self._outage = Told(say)
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._readers: list[connections.Renewed] = []
@@ -108,7 +108,7 @@ class Fetcher:
                 self._limit.take(length - received.size_bytes)
             return self._read(file, offset, received)
 
-        attempts = Retry(self._trouble, file.address)
+        attempts = Retry(self._outage, file.address)
         return attempts.run(read, self._pause, lambda: received.size_bytes) if length else b""
 
     def _pause(self, seconds: float) -> None:
@@ -148,19 +148,19 @@ class Fetcher:
 
 
 class Told(Outage):
-    """Trouble of which the user of a command is told."""
+    """An outage of which the user of a command is told."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__("", PATIENCE)
+        super().__init__("", POLICY)
         self._say = say
         self._said: set[tuple[type[BaseException], str, float]] = set()
 
     def note(self, error: BaseException, address: str, wait_s: float, give_up_s: float) -> None:  # noqa: ARG002
-        # Not once per stream: they all meet the same trouble. Nor by the words: a line that breaks again and
+        # Not once per stream: they all meet the same outage. Nor by the words: a line that breaks again and
         # again says each time how many bytes came.
-        trouble = type(error), address, wait_s
-        if trouble not in self._said:
-            self._said.add(trouble)
+        failure = type(error), address, wait_s
+        if failure not in self._said:
+            self._said.add(failure)
             self._say(f"{self.explain(error, address, 1)}; trying again in {format_seconds(wait_s)}")
 
     def explain(self, error: BaseException, address: str, failures: int) -> Exception:  # noqa: ARG002

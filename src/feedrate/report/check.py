@@ -8,13 +8,15 @@ import re
 from feedrate.packing.results import (
     FieldSummary,
     PackDescription,
+    PixelComparison,
     Problem,
     UnpackResult,
     VerifyResult,
     WarmResult,
 )
-from feedrate.report.lines import Line, lay_out, name_largest, name_some, table_lines
+from feedrate.report.lines import Line, count_words, lay_out, name_largest, name_some, table_lines
 from feedrate.report.pack import is_mapped, name_field
+from feedrate.report.quality import list_quality
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 
@@ -31,13 +33,21 @@ def draw_unpack(result: UnpackResult, width: int | None = None) -> str:
 def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     samples, shards = format_count(result.samples, "sample"), format_count(result.shards, "shard")
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
-    lines = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
+    lines: list[Line] = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
     if result.pixels:
         lines.append(f"{'samples' if is_mapped(result.pixels) else 'pixels'} are {result.pixels}")
     lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
+    if result.comparison is not None:
+        lines += _comparison_lines(result.comparison)
     done = "indexed" if result.is_index else "packed"
-    if result.problems:
+    if result.comparison is not None and result.problems:
+        lines += [
+            format_count(len(result.problems), "problem"),
+            "",
+            "next: report it as a bug, with a file",
+        ]
+    elif result.problems:
         again = "index them" if result.is_index else "pack the source"
         lines += [format_count(len(result.problems), "problem")]
         lines += ["", f"next: restore the named files from a copy, or {again} again"]
@@ -51,6 +61,33 @@ def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     return lay_out(lines, width)
 
 
+def _comparison_lines(found: PixelComparison) -> list[tuple[str, str]]:
+    images, equal = format_count(found.images, "image"), found.equal_images
+    rows = [("pixels", f"{images} compared with Pillow, on random crops; {equal:,} equal throughout")]
+    if found.mean_psnr_db is not None:
+        zero, one, two, more = map(_say_exactly, found.level_shares)
+        lowest = f"{found.lowest_psnr_db:.1f} dB at the lowest: {found.worst}"
+        levels = f"{one} differ by 1 level of 255, {two} by 2, {more} by more"
+        rows.append(("", f"{found.mean_psnr_db:.1f} dB PSNR on average, {lowest}"))
+        rows.append(("", f"{zero} of the pixels identical, {levels}"))
+    if found.by_pillow:
+        why = count_words(found.by_pillow, few=3)
+        count = format_count(sum(found.by_pillow.values()), "image")
+        rows.append(("", f"{count} through Pillow anyway, which proves nothing ({why})"))
+    if not found.outside and found.images:
+        rows.append(("", "Pillow's pixels, but for rounding"))
+    return rows
+
+
+def _say_exactly(share: float) -> str:
+    """Return a percentage that is 0 % or 100 % only where nothing is missing."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    if share < 0.0001:
+        return "<0.01%"
+    return ">99.99%" if share > 0.9999 else f"{100 * share:.2f}%"
+
+
 def _extra_line(name: str) -> str:
     if re.fullmatch(r"column-.+-[0-9a-f]{16}\.arrow", name):
         # A job that runs, or a pack that refers to this one, may read it still: it is not for us to delete.
@@ -59,27 +96,31 @@ def _extra_line(name: str) -> str:
 
 
 def draw_description(description: PackDescription, width: int | None = None) -> str:
-    classes, rejected = description.class_counts, format_count(description.rejected, "input")
     lines: list[Line] = [
         f"{description.pack}: {format_count(description.samples, 'sample')}",
-        *table_lines(
-            [
-                *(("field", _summary_words(field)) for field in description.fields),
-                ("samples" if is_mapped(description.pixels) else "pixels", description.pixels),
-                ("classes", f"{len(classes):,}: {name_largest(classes)}" if classes else ""),
-                *(("parts", f"{name}: {name_largest(c)}") for name, c in description.column_counts.items()),
-                ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
-                           f"and {format_bytes(description.index_bytes)} of index"),
-                ("entries", _say_entries(description)),
-                ("memory", say_resident(description.resident_share)),
-                ("rejected", f"{rejected} (named in rejected.jsonl)" if description.rejected else ""),
-            ]
-        ),
-    ]  # fmt: skip
+        *table_lines(describe_fields(description)),
+    ]
     if description.first_samples:
         lines += ["", ("key", "path", "bytes", "label")]
         lines += [(s.key, s.path, f"{s.size_bytes:,}", s.label or "") for s in description.first_samples]
+    if description.quality is not None:
+        lines += ["", *list_quality(description.quality)]
     return lay_out(lines, width)
+
+
+def describe_fields(description: PackDescription) -> list[tuple[str, str]]:
+    classes, rejected = description.class_counts, format_count(description.rejected, "input")
+    return [
+        *(("field", _summary_words(field)) for field in description.fields),
+        ("samples" if is_mapped(description.pixels) else "pixels", description.pixels),
+        ("classes", f"{len(classes):,}: {name_largest(classes)}" if classes else ""),
+        *(("parts", f"{name}: {name_largest(c)}") for name, c in description.column_counts.items()),
+        ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "
+                   f"and {format_bytes(description.index_bytes)} of index"),
+        ("entries", _say_entries(description)),
+        ("memory", say_resident(description.resident_share)),
+        ("rejected", f"{rejected} (named in rejected.jsonl)" if description.rejected else ""),
+    ]  # fmt: skip
 
 
 def _say_entries(description: PackDescription) -> str:

@@ -19,7 +19,7 @@ from feedrate.doctor.results import (
 )
 from feedrate.errors import clean
 from feedrate.report import doctor_words as words
-from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, wrap
+from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, shorten, wrap
 from feedrate.report.page import describe_machine
 from feedrate.units import format_count, is_number
 
@@ -82,7 +82,7 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
         return []
     lines = ["", *_wrap(f"The code to {clean(one.title)}, {one.gain}:", lines=3), ""]
     if one.command:
-        lines += [f"  $ {_shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
+        lines += [f"  $ {shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
     lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
     if one.left_out:
         lines += ["", LEFT_OUT]
@@ -139,7 +139,7 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
         rest = [TimeShare("the rest", seconds, share, detail=names)] if share >= 0.005 else []
     shown = [*named, *rest]
     width = min(_NAME, max((count_cells(clean(one.name)) for one in shown), default=0) + 1)
-    return [_shorten(_share(one, width), _WIDTH) for one in shown]
+    return [shorten(_share(one, width), _WIDTH) for one in shown]
 
 
 def _share(one: TimeShare, width: int) -> str:
@@ -154,7 +154,7 @@ def _share(one: TimeShare, width: int) -> str:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
         exposed = round(len(bar) * words.clamp(idle / one.seconds_per_step))
         bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {words.seconds(idle)}"
-    name = f"  {_shorten(clean(one.name), width - 1)}"
+    name = f"  {shorten(clean(one.name), width - 1)}"
     time, share = words.seconds(one.seconds_per_step), words.share(one.share)
     return f"{pad(name, width + 2)}{bar:<{room}}{time:>10}{share:>6}  {detail}".rstrip()
 
@@ -191,7 +191,7 @@ def _hottest(diagnosis: Diagnosis, most: int) -> list[str]:
     place = words.without_folders(hot.place)
     source = f": {clean(hot.source)}" if hot.source else ""
     return _line(
-        "hot line", _shorten(f"{words.share(hot.share)} of the workers' time: {place}{source}", _WIDTH)
+        "hot line", shorten(f"{words.share(hot.share)} of the workers' time: {place}{source}", _WIDTH)
     )
 
 
@@ -229,7 +229,7 @@ def _cures(remedies: Sequence[Remedy]) -> list[str]:
     lines = ["What to do:"]
     for one in remedies[:2]:
         lines += _wrap(clean(one.title), first="  ", rest="  ", lines=2)
-        lines += [f"    {_shorten(clean(one.change), _LONGEST_COMMAND)}"] if one.change else []
+        lines += [f"    {shorten(clean(one.change), _LONGEST_COMMAND)}"] if one.change else []
         lines += _wrap(clean(one.note), first="    ", rest="    ", lines=2) if one.note else []
     return lines if remedies else []
 
@@ -244,13 +244,13 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
         # A warning ("may cost accuracy") is short; how a gain comes about is long, and stands on the page.
         text += f" ({clean(one.note)})" if one.note else ""
     indent = " " * _GAIN
-    gain = _shorten(one.gain, _GAIN - 3)
+    gain = shorten(one.gain, _GAIN - 3)
     lines = _wrap(text, first=f"  {gain}".ljust(_GAIN), rest=indent, lines=2)
     # What is to be typed is not cut at the edge of the screen: it has to be copied.
     if one.command:
-        lines.append(f"{indent}$ {_shorten(clean(one.command), _LONGEST_COMMAND)}")
+        lines.append(f"{indent}$ {shorten(clean(one.command), _LONGEST_COMMAND)}")
     if one.change and (has_notes or not one.command):
-        lines.append(f"{indent}{_shorten(clean(one.change), _LONGEST_COMMAND)}")
+        lines.append(f"{indent}{shorten(clean(one.change), _LONGEST_COMMAND)}")
     if has_notes and one.note:
         lines += _wrap(clean(one.note), first=indent, rest=indent, lines=1)
     return lines
@@ -306,7 +306,7 @@ def _fit(head: str, parts: Sequence[str], tail: str) -> str:
 
 def _line(label: str, text: str, *, more: int = 0) -> list[str]:
     tail = f" (+{more} more)" if more > 0 else ""
-    return [f"{label:<{_LABEL}}{_shorten(text, _WIDTH - _LABEL - len(tail))}{tail}"]
+    return [f"{label:<{_LABEL}}{shorten(text, _WIDTH - _LABEL - len(tail))}{tail}"]
 
 
 def _wrap(text: str, *, first: str = "", rest: str = "", lines: int) -> list[str]:
@@ -317,10 +317,6 @@ def _wrap(text: str, *, first: str = "", rest: str = "", lines: int) -> list[str
     if count_cells(last) > room:
         last = cut(last, room + 1)[0].rpartition(" ")[0].rstrip() or cut(last, room)[0]
     return [*wrapped[: lines - 1], f"{last} ..."]
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if count_cells(text) <= width else cut(text, max(0, width - 3))[0].rstrip() + "..."
 
 
 _FULL_BAR = 16

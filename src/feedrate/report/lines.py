@@ -103,6 +103,15 @@ def cut(text: str, cells: int) -> list[str]:
     return pieces
 
 
+def shorten(text: str, cells: int | None) -> str:
+    """Return a text that ends in dots where it has more than so many cells."""
+    return (
+        text
+        if cells is None or count_cells(text) <= cells
+        else cut(text, max(cells - 3, 1))[0].rstrip() + "..."
+    )
+
+
 def wrap(text: str, width: int, first: str = "", rest: str = "", *, cuts: bool = False) -> list[str]:
     """Return lines that break between words, with so much in front of the first and of the others.
 

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from feedrate.figures import Figure
+from feedrate.figures import Figure, list_figures
 from feedrate.machine.results import StoreSpeed
 from feedrate.plan.results import Node, Plan, Survey, Way
 from feedrate.report.figures import TIE, list_marks, mark, say_figure, short_time
@@ -33,7 +31,9 @@ def draw_plan(plan: Plan, width: int | None = None) -> str:
     title = f"{format_count(plan.epochs, 'epoch')}; as it is, {say_loader(plan)}:"
     ways = lay_out(["", title, *_draw_ways(plan, width)], width)
     unfit = [f"  {names}: {why}" for why, names in list_unfit(plan).items()]
-    lines: list[Line] = [f"  {line}" for line in list_marks(head + ways, _list_figures(plan))]
+    lines: list[Line] = [
+        f"  {line}" for line in list_marks(head + ways, (one for _, one in list_figures(plan)))
+    ]
     lines += ["", "Not possible, or not needed, here:", *unfit] if unfit else []
     return head + ways + lay_out([*lines, "", *_recommend(plan), *_list_notes(plan.notes)], width)
 
@@ -219,15 +219,3 @@ def _draw_ways(plan: Plan, width: int | None) -> list[Line]:
         if width is None or measure_names(table, width) >= min(_USUAL_NAME, longest):
             break
     return [*table]
-
-
-def _list_figures(value: Any) -> Iterator[Figure]:
-    """Return every figure in a result."""
-    if isinstance(value, Figure):
-        yield value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _list_figures(getattr(value, field.name))
-    elif isinstance(value, (tuple, list)):
-        for one in value:
-            yield from _list_figures(one)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from feedrate.errors import clean_lines
 from feedrate.progress import Tick
@@ -19,6 +19,7 @@ from feedrate.units import format_bytes, format_count, format_rate, format_secon
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+Bar = TypeVar("Bar", bound="ProgressBar")
 _REDRAW_S = 0.1
 _LINE_S = 15.0
 _RATE_OVER_S = 10.0
@@ -39,7 +40,7 @@ class ProgressBar:
         self._began, self._drawn = clock(), 0.0
         self._lock = threading.Lock()  # threads of a command tell how far they are
 
-    def __enter__(self) -> ProgressBar:
+    def __enter__(self: Bar) -> Bar:
         return self
 
     def __exit__(
@@ -118,10 +119,13 @@ class ProgressBar:
 
     def _start_bar(self) -> bool:
         try:
-            self._bar = _make_bar(self._stream)
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
         except ModuleNotFoundError:  # without rich: lines now and then, as in a file
             self._has_rich = False
             return False
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}")
+        self._bar = Progress(*columns, console=Console(file=self._stream), transient=True)
         self._bar.start()
         return True
 
@@ -137,9 +141,6 @@ class ProgressBar:
 
 class TransferBar(ProgressBar):
     """How many bytes of files have come."""
-
-    def __enter__(self) -> TransferBar:
-        return self
 
     def describe(self, tick: Tick) -> str:
         """Return `1.2 GB of 3.2 GB, 264 MB/s, 8 s left`."""
@@ -158,16 +159,3 @@ class TransferBar(ProgressBar):
 
     def _end(self) -> None:
         pass
-
-
-def _make_bar(stream: TextIO) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[words]}"),
-        console=Console(file=stream),
-        transient=True,
-    )

@@ -1,32 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quality of a dataset, in words for the terminal and as a page that says the same."""
+"""The quality of a dataset, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from feedrate.report.lines import Line, lay_out
-from feedrate.report.page import draw_frame, draw_section, show, show_sentence
+from feedrate.report.lines import Line
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:  # as in `report.pack`, which needs a few lines of this
     from feedrate.packing.results import ClassSize, Oddity, Quality
 
 _FEW_EXAMPLES, _FEW_CLASSES, _BAR = 3, 8, 24
-_MOST_CLASSES = 60  # of the page
-_TONES = {"kept": "copy", "rejected": "exposed", "normalised": "validation", "mapped": "forward"}
-_STYLE = """
-.rows { display: grid; grid-template-columns: minmax(4rem, max-content) 1fr max-content; gap: .15rem .9rem;
-  align-items: center; font-size: .9rem; margin: .5rem 0; }
-.rows b { font-weight: 400; } .rows .number { color: var(--soft); }
-.rows i { display: block; height: .9rem; border-radius: .15rem; background: var(--accent); min-width: 1px; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 2.5rem; }
-.odd { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.4fr); gap: .25rem 1.5rem; }
-.odd ul { margin: 0; padding: 0; list-style: none; font-size: .9rem; }
-.done .dot:not(:first-child) { margin-left: .75rem; }
-@media (max-width: 40rem) { .odd { grid-template-columns: 1fr; } }
-"""
+
 
 DEEP_REMEDY = 'loading them needs depth="uint16", (low, high) or "clip"'
 
@@ -56,9 +43,11 @@ _MEANINGS = {
 _COMMON = frozenset(("gray", "alpha", "progressive", "cmyk"))
 
 
-def draw_quality(pack: str, quality: Quality, width: int | None = None) -> str:
+def list_quality(quality: Quality) -> list[Line]:
     """Return the whole report as plain lines."""
-    lines: list[Line] = [f"{pack}: {describe_counts(quality)}", "", describe_verdict(quality)]
+    lines: list[Line] = [describe_verdict(quality)]
+    if quality.left_out:
+        lines.append(f"{format_count(quality.left_out, 'sample')} left out by the map")
     for oddity in quality.oddities:
         lines += ["", *_draw_oddity(oddity)]
     if quality.formats:
@@ -71,7 +60,7 @@ def draw_quality(pack: str, quality: Quality, width: int | None = None) -> str:
         lines.append("  " + "; ".join(f"{w}: {one.width} x {one.height} ({one.path})" for w, one in extremes))
     if quality.classes:
         lines += ["", describe_classes(quality), *_draw_classes(quality)]
-    return lay_out(lines, width)
+    return lines
 
 
 def summarise_quality(quality: Quality) -> list[tuple[str, ...]]:
@@ -98,9 +87,14 @@ def describe_counts(quality: Quality) -> str:
     return ", ".join(words)
 
 
+def list_urgent(quality: Quality) -> list[Oddity]:
+    """Return what deserves a look."""
+    return [one for one in quality.oddities if not _is_no_concern(one, quality)]
+
+
 def describe_verdict(quality: Quality) -> str:
     """Return one sentence that says how things stand."""
-    urgent = [one for one in quality.oddities if not _is_no_concern(one, quality)]
+    urgent = list_urgent(quality)
     if not urgent:
         return "good: nothing that deserves a look was found"
     rejected = sum(one.done.get("rejected", 0) for one in urgent)
@@ -165,7 +159,7 @@ def describe_duplicates(quality: Quality) -> str:
 
 def _describe_conflict(quality: Quality) -> str:
     groups = format_count(quality.duplicates.conflicting, "group")
-    return f"; in {groups} the labels differ" if quality.duplicates.conflicting else ""
+    return f"; {groups} with different labels" if quality.duplicates.conflicting else ""
 
 
 def describe_cost(quality: Quality) -> str:
@@ -194,7 +188,7 @@ def _bar(count: int, most: int) -> str:
 
 
 def _draw_classes(quality: Quality) -> list[Line]:
-    shown, skipped = _pick_classes(quality, _FEW_CLASSES)
+    shown, skipped = pick_classes(quality, _FEW_CLASSES)
     lines: list[Line] = [
         (one.name, _bar(one.samples, shown[0].samples), f"{one.samples:,}, {format_bytes(one.size_bytes)}")
         for one in shown
@@ -204,90 +198,9 @@ def _draw_classes(quality: Quality) -> list[Line]:
     return lines
 
 
-def _pick_classes(quality: Quality, most: int) -> tuple[list[ClassSize], int]:
+def pick_classes(quality: Quality, most: int) -> tuple[list[ClassSize], int]:
     """Return the largest and the smallest classes, and how many are between them."""
     classes = sorted(quality.classes, key=lambda one: (-one.samples, one.name))
     if len(classes) <= most:
         return classes, 0
     return [*classes[: most // 2], *classes[-most // 2 :]], len(classes) - most
-
-
-def draw_quality_page(pack: str, quality: Quality) -> str:
-    """Return the page as HTML."""
-    verdict = describe_verdict(quality)
-    sections = (
-        draw_section("What deserves a look", "".join(_oddity_html(one, quality) for one in quality.oddities)),
-        draw_section("Classes", _classes_html(quality)),
-        draw_section("Formats", _bars_html(list_formats(quality))),
-        draw_section("Sizes in pixels", _sizes_html(quality)),
-    )
-    return draw_frame(
-        f"feedrate quality: {pack}",
-        "".join(sections),
-        heading="What is in this dataset?",
-        lead=f"<code>{show(pack)}</code>: {show(describe_counts(quality))}",
-        verdict=verdict[:1].upper() + verdict[1:],
-        tone="good" if verdict.startswith("good") else "",
-        style=_STYLE,
-    )
-
-
-def _oddity_html(oddity: Oddity, quality: Quality) -> str:
-    done = "".join(
-        f'<i class="dot {_TONES.get(done, "other")}"></i>{count:,} {show(done)} '
-        for done, count in oddity.done.items()
-    )
-    note = describe_duplicates(quality) if oddity.code == "duplicate" else ""
-    note = describe_cost(quality) if oddity.code == "slow" else note
-    words = [text for text in (note, describe_meaning(oddity)) if text]
-    examples = "".join(
-        f"<li><code>{show(one.path)}</code> <span class=soft>{show(one.detail)}</span></li>"
-        for one in oddity.examples
-    )
-    more = oddity.samples - len(oddity.examples)
-    rest = f"<li class=soft>and {more:,} more</li>" if more > 0 else ""
-    return f"""
-<article class="odd">
-<div><h3>{show_sentence(describe_code(oddity.code))}</h3>
-<p class="done">{done}</p>
-{"".join(f"<p><small>{show_sentence(text)}.</small></p>" for text in words)}</div>
-<ul>{examples}{rest}</ul>
-</article>"""
-
-
-def _classes_html(quality: Quality) -> str:
-    if not quality.classes:
-        return ""
-    shown, skipped = _pick_classes(quality, _MOST_CLASSES)
-    rows = [(one.name, one.samples, f"{one.samples:,}, {format_bytes(one.size_bytes)}") for one in shown]
-    half = _MOST_CLASSES // 2
-    note = f"<p class=soft>The {half} largest and the {half} smallest; {skipped:,} between them.</p>"
-    return f"<p>{show(describe_classes(quality))}.</p>{_bars_html(rows)}{note if skipped else ''}"
-
-
-def _sizes_html(quality: Quality) -> str:
-    if not quality.short_sides:
-        return ""
-    sides = "".join(
-        f"<div><h3>{title}</h3>{_bars_html((name, n, f'{n:,}') for name, n in counts.items())}</div>"
-        for title, counts in (("Shorter side", quality.short_sides), ("Longer side", quality.long_sides))
-    )
-    extremes = "".join(
-        f"<dt>{word}</dt><dd>{image.width} x {image.height}: <code>{show(image.path)}</code></dd>"
-        for word, image in (("smallest", quality.smallest), ("largest", quality.largest))
-        if image is not None
-    )
-    return f'<div class="pair">{sides}</div>\n<dl class="facts">{extremes}</dl>'
-
-
-def _bars_html(rows: Iterable[tuple[str, int, str]]) -> str:
-    rows = list(rows)
-    most = max((count for _, count, _ in rows), default=0)
-    if not rows or not most:
-        return ""
-    lines = "".join(
-        f'<b>{show(name)}</b><i style="width: {100 * count / most:.1f}%"></i>'
-        f'<span class="number">{show(text)}</span>'
-        for name, count, text in rows
-    )
-    return f'<div class="rows">{lines}</div>'

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from feedrate.report.lines import Line, Number, count_cells, cut, lay_out
+from feedrate.report.lines import Line, Number, lay_out, shorten
 from feedrate.units import format_age, format_bytes, format_count, format_seconds, shell_quote
 from feedrate.watch.results import (
     QUEUED,
@@ -65,7 +65,7 @@ def paint_watched(seen: WatchedJob | WatchedUser, width: int, height: int) -> Te
 def _head(job: WatchedJob, width: int | None) -> str:
     facts = ", ".join([job.user, format_age(job.age_s), *job.frameworks])
     title = f"{job.pid}: {_word_command(job.command) or 'no command line'}"
-    return f"{_shorten(title, None if width is None else width - len(facts) - 4)}  ({facts})"
+    return f"{shorten(title, None if width is None else width - len(facts) - 4)}  ({facts})"
 
 
 def _label(job: WatchedJob, width: int | None, *, is_short: bool) -> Iterable[Line]:
@@ -221,7 +221,7 @@ def _list_others(job: WatchedJob, width: int | None) -> list[str]:
     for one in job.other_jobs[:3]:
         gpus = f", GPU {', '.join(map(str, one.gpus))}" if one.gpus else ""
         text = f"also {one.pid}: {one.cores:.1f} cores{gpus}: {_word_command(one.command)}"
-        rows.append(_shorten(text, width))
+        rows.append(shorten(text, width))
     left = len(job.other_jobs) - 3
     return [*rows, f"and {left} more: feedrate watch --user {job.user}"] if left > 0 else rows
 
@@ -237,7 +237,7 @@ def _list_jobs(watched: WatchedUser, width: int | None, height: int | None) -> I
         verdict = job.verdict.codes[0] if job.verdict.codes else "cannot tell"
         memory, workers = format_bytes(job.memory.job_bytes), str(len(job.workers))
         numbers = map(Number, (str(job.pid), f"{job.cores.job:.1f}", gpu, memory, workers))
-        yield (*numbers, verdict, _shorten(_word_command(job.command), None if width is None else width // 3))
+        yield (*numbers, verdict, shorten(_word_command(job.command), None if width is None else width // 3))
     left = len(watched.jobs) - len(shown)
     if left:
         yield f"and {left} more"
@@ -257,7 +257,3 @@ def _bar(share: float | None, size: int) -> str:
 def _word_command(command: Sequence[str]) -> str:
     words = [os.path.basename(command[0]), *command[1:]] if command else []
     return " ".join(map(shell_quote, words))
-
-
-def _shorten(text: str, cells: int | None) -> str:
-    return text if cells is None or count_cells(text) <= cells else cut(text, max(cells - 3, 1))[0] + "..."

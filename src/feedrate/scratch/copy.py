@@ -143,7 +143,9 @@ class Copy:
             self.at = anchor(fd, folder)
             weakref.finalize(self, os.close, fd).atexit = False
         self.marker = marker
-        self.is_mended = False  # its marker was damaged: what has landed must be looked at before it is used
+        self.is_repaired = (
+            False  # its marker was damaged: what has landed must be looked at before it is used
+        )
         self.files = {file.name: file for file in marker.files}
         self._top = str(self.data)
 
@@ -185,7 +187,7 @@ class Copy:
             marker = instead
         copy = cls(folder, marker, fd)
         if copy.is_ours:
-            copy._mend()
+            copy._repair()
         os.close(open_trusted(folder / DATA, fd))
         return copy
 
@@ -209,7 +211,7 @@ class Copy:
             except BadMarker as error:
                 if uid != os.getuid():
                     continue
-                copy = cls._mend_marker(folder, marker, error)
+                copy = cls._repair_marker(folder, marker, error)
             except StorageError:
                 if uid == os.getuid():
                     raise
@@ -219,7 +221,7 @@ class Copy:
         return None
 
     @classmethod
-    def _mend_marker(cls, folder: Path, marker: Marker, error: BadMarker) -> Copy:
+    def _repair_marker(cls, folder: Path, marker: Marker, error: BadMarker) -> Copy:
         if not error.is_damaged:
             raise error
         made = dataclasses.replace(marker, created=time.time(), made_by=describe_maker())
@@ -228,7 +230,7 @@ class Copy:
             copy.update(made)
         except (Gone, OSError):
             raise error from None
-        copy.is_mended = True
+        copy.is_repaired = True
         log.warning("%s; it was written anew from the source, %s", error, marker.address)
         return copy
 
@@ -250,7 +252,7 @@ class Copy:
             finally:
                 os.close(home)
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Make again what somebody deleted by hand, so that the copy can be used and finished."""
         folder_mode, file_mode = modes(self.marker.is_public)
         for name in (DATA, LEASES):
@@ -315,21 +317,21 @@ class Copy:
 
     def land(self, name: str, fd: int) -> None:
         """Give a part, open as `fd`, its final name: it is whole and checked. Only for the writer."""
-        self.dress(name, fd)
+        self.set_attributes(name, fd)
         os.fsync(fd)
         self._rename(name)
 
     def _rename(self, name: str) -> None:
         os.rename(self._text(part_name(name)), self._text(name))
 
-    def dress(self, name: str, fd: int) -> None:
+    def set_attributes(self, name: str, fd: int) -> None:
         """Give a part the mode and the time that it will have."""
         os.fchmod(fd, modes(self.marker.is_public)[1])
         if self.files[name].mtime_ns:
             os.utime(fd, ns=(self.files[name].mtime_ns, self.files[name].mtime_ns))
 
     def land_together(self, names: Sequence[str]) -> None:
-        """Give parts that are whole, checked and dressed their final names, once all of them are durable."""
+        """Give parts that are whole, checked and have their modes their final names once all are durable."""
         sync_files([self.part(name) for name in names])
         for name in names:
             self._rename(name)

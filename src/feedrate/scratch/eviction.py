@@ -75,7 +75,41 @@ def evict(
         Gone: it is not there any more.
     """
     with _opened(home_fd, name) as fd:
-        _evict(home_fd, name, fd, sources, instead, even_if_the_source_is_gone, is_trial)
+        # By the descriptor: what stands under the name may be another folder a moment later.
+        folder = Path(f"/proc/self/fd/{fd}")
+        if is_leaving(name) and _is_done(fd):
+            with _take(folder / GATE, "somebody is deleting it"):
+                if not is_trial:
+                    _delete_rest(home_fd, name, fd)
+            return
+        text = _read_marker(fd)
+        marker = _load_marker(text, instead, is_blind=even_if_the_source_is_gone)
+        _check_sources(folder, [*sources] if marker is None else [marker.address, *sources])
+        # What is out of reach already needs one look only.
+        is_out = is_leaving(name) and not is_trial
+        _check_users(folder)  # before the source is read, which may take minutes; again when nobody can come
+        seen = None if is_out else _look(folder, fd, marker, is_blind=even_if_the_source_is_gone)
+        with (
+            _take(folder / GATE, "somebody is just taking it into use"),
+            _take(folder / WRITER, "it is being copied right now"),
+        ):
+            if not os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=home_fd, follow_symlinks=False)):
+                raise Gone
+            _check_users(folder)
+            if is_trial:
+                return
+            if _read_marker(fd) != text:
+                raise Kept("it was just taken into use")
+            aside = name if is_leaving(name) else _set_aside(home_fd, name)
+            try:
+                _check_change(seen, _look(folder, fd, marker, is_blind=even_if_the_source_is_gone, read=seen))
+            except BaseException as error:
+                is_back = _restore(home_fd, aside) and is_leaving(name)
+                if isinstance(error, Kept):
+                    error.is_back = is_back
+                raise
+            _delete_data(fd, marker)
+            _delete_rest(home_fd, aside, fd)
 
 
 @contextlib.contextmanager
@@ -88,52 +122,6 @@ def _opened(home_fd: int, name: str) -> Iterator[int]:
         raise Gone from None
     except OSError as error:
         raise Kept(f"it cannot be deleted: {error.strerror or error}") from error
-
-
-def _evict(
-    home_fd: int,
-    name: str,
-    fd: int,
-    sources: Collection[str],
-    instead: Marker | None,
-    is_blind: bool,
-    is_trial: bool,
-) -> None:
-    # By the descriptor: what stands under the name may be another folder a moment later.
-    folder = Path(f"/proc/self/fd/{fd}")
-    if is_leaving(name) and _is_done(fd):
-        with _take(folder / GATE, "somebody is deleting it"):
-            if not is_trial:
-                _delete_rest(home_fd, name, fd)
-        return
-    text = _read_marker(fd)
-    marker = _load_marker(text, instead, is_blind=is_blind)
-    _check_sources(folder, [*sources] if marker is None else [marker.address, *sources])
-    # What is out of reach already needs one look only.
-    is_out = is_leaving(name) and not is_trial
-    _check_users(folder)  # before the source is read, which may take minutes; again when nobody can come
-    seen = None if is_out else _look(folder, fd, marker, is_blind=is_blind)
-    with (
-        _take(folder / GATE, "somebody is just taking it into use"),
-        _take(folder / WRITER, "it is being copied right now"),
-    ):
-        if not os.path.samestat(os.fstat(fd), os.stat(name, dir_fd=home_fd, follow_symlinks=False)):
-            raise Gone
-        _check_users(folder)
-        if is_trial:
-            return
-        if _read_marker(fd) != text:
-            raise Kept("it was just taken into use")
-        aside = name if is_leaving(name) else _set_aside(home_fd, name)
-        try:
-            _check_change(seen, _look(folder, fd, marker, is_blind=is_blind, read=seen))
-        except BaseException as error:
-            is_back = _restore(home_fd, aside) and is_leaving(name)
-            if isinstance(error, Kept):
-                error.is_back = is_back
-            raise
-        _delete_data(fd, marker)
-        _delete_rest(home_fd, aside, fd)
 
 
 def remove_unmade(home_fd: int, name: str) -> None:

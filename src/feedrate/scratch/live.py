@@ -46,7 +46,7 @@ class LiveCopy:
         self._landed = np.zeros(len(manifest.shards), np.bool_)
         self._looked = 0.0
         self._may_flow = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feedrate-landing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="feedrate-stage", daemon=True)
 
     @classmethod
     def begin(
@@ -63,7 +63,7 @@ class LiveCopy:
             StorageError, UsageError: the folder that was named cannot take it.
         """
         try:
-            attempts = Retry(reader.trouble, source, OPENING)
+            attempts = Retry(reader.outage, source, OPENING)
             options = StagingOptions(allow_addresses=allow_addresses)
             staging = open_staging(source, scratch, options=options, attempts=attempts)
             live = cls(staging, manifest, reader)

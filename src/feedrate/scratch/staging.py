@@ -43,7 +43,7 @@ from feedrate.scratch.source_check import checksum_file
 from feedrate.units import format_bytes
 
 DEFAULT_KEEP_S = 7 * 86400.0
-_POLL_S = 0.1
+_POLL_S, _SELDOM_S = 0.1, 1.0  # who trains meanwhile looks seldom: for each file, in each rank
 # Up to so many files, who waits for another process looks whether all have landed; else only at its lock.
 _FEW_FILES = 1024
 # Small files land so many at a time: each time, all that was written to the disk is waited for.
@@ -80,7 +80,7 @@ class StagingOptions:
 
 
 class Staging:
-    """A source on its way to scratch. Make it with `preparing.open_staging`."""
+    """A source on its way to scratch. Make it with `open_staging`."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Staging:
                 return  # who writes its checksums down need not be waited for
             self.is_joined = True
             self._say_writer()
-            self._stop.wait(_POLL_S)
+            self._stop.wait(_POLL_S if how is None else _SELDOM_S)
         raise Stopped
 
     def stop(self) -> None:
@@ -294,7 +294,7 @@ class Staging:
     def _land(self, transfer: Transfer, file: Incoming, fd: int, crc32c: int) -> None:
         is_small = transfer.is_small(file.size_bytes)
         try:
-            (self.copy.dress if is_small else self.copy.land)(file.name, fd)
+            (self.copy.set_attributes if is_small else self.copy.land)(file.name, fd)
         finally:
             os.close(fd)
         with self._lock:
@@ -407,10 +407,10 @@ def open_staging(
         scratch = find_scratch(scratch, allow_network=options.allow_network)
     _check_nesting(contents, scratch)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
-    is_mended = False
+    is_repaired = False
     while True:
         found = Copy.find(scratch.path, marker)
-        is_mended |= found is not None and found.is_mended
+        is_repaired |= found is not None and found.is_repaired
         size_bytes, count = _missing(found, contents)
         if count:
             _make_room(scratch, found, size_bytes, say)
@@ -425,7 +425,7 @@ def open_staging(
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
         if copy.is_ours:
             remember_copy(copy, scratch.path)
-        if is_mended or copy.is_mended:
+        if is_repaired or copy.is_repaired:
             options = dataclasses.replace(options, check=True)
         return Staging(contents, scratch, copy, lease, options, watch, say)
 

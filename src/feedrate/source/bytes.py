@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
@@ -22,7 +24,7 @@ _SOURCE_IS_GONE = frozenset(
     (errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV,
      errno.ENXIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 )  # fmt: skip
-_MOST_OPEN, _MOST_CONTAINERS_OPEN = 16, 8
+_MOST_OPEN, _MOST_HDF5_OPEN = 16, 8
 
 
 class Bytes:
@@ -32,8 +34,8 @@ class Bytes:
         self.root = root
         self._root = os.fsencode(root)
         self._place = Place(root)
-        self._open: dict[bytes, int] = {}
-        self._containers = Containers(self._place, scratch)
+        self._scratch = scratch
+        self._open: dict[bytes, Any] = {}
 
     def read(self, value: FileRange | ContainerValue) -> bytes:
         """Return a value's bytes; never more than it promised.
@@ -43,7 +45,7 @@ class Bytes:
             StorageError: the whole source is out of reach.
         """
         if isinstance(value, ContainerValue):
-            return self._containers.read(value)
+            return self._read_contained(value)
         data = self._read_remote(value) if self._place.is_remote else self._read_local(value)
         if len(data) != value.size_bytes:
             raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
@@ -55,7 +57,7 @@ class Bytes:
             if value.file == value.path:
                 with open(path, "rb", buffering=0) as stream:
                     return kernel.read_at(stream.fileno(), value.size_bytes + 1, 0)
-            return kernel.read_at(self._keep_open(path), value.size_bytes, value.offset)
+            return kernel.read_at(self._keep_open(path, _open), value.size_bytes, value.offset)
         except OSError as error:
             if error.errno in _SOURCE_IS_GONE or not os.path.isdir(self.root):
                 raise StorageError(
@@ -70,35 +72,19 @@ class Bytes:
         except NotFound:
             raise UnusableValue("cannot be read: it is no longer there") from None
 
-    def _keep_open(self, path: bytes) -> int:
-        """Return a descriptor; a file that holds one value holds others."""
-        if path not in self._open:
-            if len(self._open) >= _MOST_OPEN:
-                os.close(self._open.pop(next(iter(self._open))))
-            self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._open[path]
+    def _keep_open(self, name: bytes, make: Callable[[bytes], Any], most: int = _MOST_OPEN) -> Any:
+        """Return an open file, or its descriptor; a file that holds one value holds others."""
+        if name not in self._open:
+            if len(self._open) >= most:
+                _close(self._open.pop(next(iter(self._open))))
+            self._open[name] = make(name)
+        return self._open[name]
 
     def close(self) -> None:
-        for fd in self._open.values():
-            os.close(fd)
-        self._open.clear()
-        self._containers.close()
+        while self._open:
+            _close(self._open.popitem()[1])
 
-
-class Containers:
-    """Keeps the containers it reads from open. For one thread."""
-
-    def __init__(self, place: Place, scratch: str | None = None) -> None:
-        self._place, self._scratch = place, scratch
-        self._spool: BinaryIO | None = None
-        self._open: dict[bytes, Any] = {}
-
-    def read(self, value: ContainerValue) -> bytes:
-        """Return a value's bytes: at most `size_bytes`.
-
-        Raises:
-            UnusableValue: the container does not give it, or gives something else than it declared.
-        """
+    def _read_contained(self, value: ContainerValue) -> bytes:
         if value.container == "spool":
             return self._read_spool(value)
         if value.container == "zip":
@@ -111,24 +97,15 @@ class Containers:
             raise UnusableValue(f"is {len(data):,} bytes long and should have at most {value.size_bytes:,}")
         return data
 
-    def close(self) -> None:
-        for opened in self._open.values():
-            opened.close()
-        self._open.clear()
-        if self._spool is not None:
-            self._spool.close()
-            self._spool = None
-
     def _read_spool(self, value: ContainerValue) -> bytes:
-        if self._spool is None:
-            path = os.path.join(self._scratch or "", SPOOL_NAME)
-            try:
-                self._spool = open(path, "rb", buffering=0)  # noqa: SIM115
-            except OSError as error:
-                raise StorageError(
-                    f"cannot read {path}: {error.strerror}", hint="run the same 'feedrate pack' command again"
-                ) from error
-        data = kernel.read_at(self._spool.fileno(), value.size_bytes, int(value.place[0]))
+        path = os.path.join(self._scratch or "", SPOOL_NAME)
+        try:
+            spool = self._keep_open(os.fsencode(path), _open)
+        except OSError as error:
+            raise StorageError(
+                f"cannot read {path}: {error.strerror}", hint="run the same 'feedrate pack' command again"
+            ) from error
+        data = kernel.read_at(spool, value.size_bytes, int(value.place[0]))
         if len(data) != value.size_bytes:
             raise StorageError(
                 f"{SPOOL_NAME} is shorter than it was", hint="run the same 'feedrate pack' command again"
@@ -148,20 +125,22 @@ class Containers:
         return zips.read_member(data, place, value.size_bytes)
 
     def _read_hdf5(self, value: ContainerValue) -> bytes:
-        from feedrate.source.hdf5 import dump_cell
+        from feedrate.source.hdf5 import dump_cell, open_hdf5
 
         dataset, row, form = value.place
-        opened = self._keep_open(value)
+        opened = self._keep_open(value.file, partial(open_hdf5, self._place), _MOST_HDF5_OPEN)
         try:
             return dump_cell(str(form), opened[str(dataset)][int(row)])
         except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
             raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}") from error
 
-    def _keep_open(self, value: ContainerValue) -> Any:
-        if value.file not in self._open:
-            if len(self._open) >= _MOST_CONTAINERS_OPEN:
-                self._open.pop(next(iter(self._open))).close()
-            from feedrate.source.hdf5 import open_hdf5
 
-            self._open[value.file] = open_hdf5(self._place, value.file)
-        return self._open[value.file]
+def _open(path: bytes) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _close(opened: Any) -> None:
+    if isinstance(opened, int):
+        os.close(opened)
+    else:
+        opened.close()

@@ -21,10 +21,9 @@ import numpy as np
 
 from feedrate.calls import one_ahead
 from feedrate.errors import NotFound, SourceError, StorageError, suggest_path
-from feedrate.format.fields import Field, Kind, file_suffix, has_image_suffix
+from feedrate.format.fields import IMAGE_SUFFIXES, Field, Kind, file_suffix, has_image_suffix
 from feedrate.format.index import ByteStrings
 from feedrate.kernel import I64, U8, Entry, FolderList, list_folder
-from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, is_url
 from feedrate.source.names import SPLIT_NAMES

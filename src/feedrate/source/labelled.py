@@ -169,14 +169,9 @@ class LabelledFiles(Reader):
             )
         self._add(Field("image", Kind.IMAGE), [path_column], self._file)
         labels = self._label_columns(options, path_column)
-        self.label_columns = tuple(
-            name for one in labels for name in (one.columns if isinstance(one, FlagColumns) else [one.column])
-        )
+        self.label_columns = tuple(name for one in labels for name in one.columns)
         for column in labels:
-            if isinstance(column, FlagColumns):
-                self._add(column.settle(), column.columns, column.read)
-            else:
-                self._add(column.settle(), [column.column], _first_cell(column.read))
+            self._add(column.settle(), column.columns, column.read)
         for column_name in self._prose:
             field = Field(safe_field(column_name), Kind.TEXT)
             self._add(field, [column_name], _value_reader(field.name, field.kind))
@@ -230,7 +225,7 @@ class LabelledFiles(Reader):
                 empty="" if several else None,
             )
             self._look([label])
-            self._add(label.settle(), [column], _first_cell(label.read))
+            self._add(label.settle(), label.columns, label.read)
         elif spec.kind is Kind.NUMBER:
             number = LabelColumn(spec.name, column)
             self._look([number])
@@ -240,7 +235,7 @@ class LabelledFiles(Reader):
                     f"column '{column}' of {self.table.path} is not made of numbers",
                     hint=f"try {spec.name}:text, or {spec.name}:label for classes",
                 )
-            self._add(field, [column], _first_cell(number.read))
+            self._add(field, number.columns, number.read)
         elif spec.kind in FILE_KINDS:
             self._add(Field(spec.name, spec.kind), [column], self._file)
         else:
@@ -276,10 +271,6 @@ class LabelledFiles(Reader):
         if is_missing(cells[0]):
             raise UnusableValue("the table names no file")
         return self._finder.read(cells[0])
-
-
-def _first_cell(read: Callable[[object], Value]) -> Callable[[Row], Value]:
-    return lambda cells: read(cells[0])
 
 
 def _value_reader(name: str, kind: Kind) -> Callable[[Row], Value]:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate.errors import SourceError
-from feedrate.format.fields import RESERVED_NAMES, Kind
-from feedrate.prelist import IMAGE_SUFFIXES
+from feedrate.format.fields import IMAGE_SUFFIXES, RESERVED_NAMES, Kind
 from feedrate.units import printable
 
 _PLAIN_NAME = re.compile(rb"[\w +,=@()~-][\w .+,=@()~-]{0,200}(/[\w .+,=@()~-]{1,200}){0,10}")

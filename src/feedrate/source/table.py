@@ -125,6 +125,7 @@ class LabelColumn:
         empty: str | None = None,
     ) -> None:
         self.name, self.column, self.separator = field, column, separator
+        self.columns = (column,)
         self._are_classes, self._empty = are_classes, empty
         self._rows = self._cells = self._gaps = 0
         self._joined = ""  # an example of a text that looks like several classes
@@ -216,12 +217,13 @@ class LabelColumn:
         # 'nan' among numbers is no number; among words it is one of them.
         return not self._word and (self._has_numbers or not self._not_numbers)
 
-    def read(self, cell: object) -> Value:
-        """Return a cell's value.
+    def read(self, cells: Row) -> Value:
+        """Return the value of its cell.
 
         Raises:
             UnusableValue: the cell is empty.
         """
+        (cell,) = cells
         if is_missing(cell) and self._empty is not None:
             cell = self._empty
         if self._are_lists:
@@ -268,7 +270,7 @@ class FlagColumns:
     def settle(self) -> Field:
         return Field("labels", Kind.ARRAY, dtype="uint8", shape=(len(self.columns),), classes=self.columns)
 
-    def read(self, cells: Sequence[object]) -> Value:
+    def read(self, cells: Row) -> Value:
         numbers = []
         for column, cell in zip(self.columns, cells, strict=True):
             number = read_number(cell)

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ class Gpus:
         self._glances: list[tuple[float | None, ...]] = []
         self._listed_s = float("-inf")
         self._gpus: tuple[Gpu, ...] = ()
-        self._utilisation: list[float | None] = []
         self._shares: dict[tuple[int, int], float] = {}
         self.processes: tuple[GpuProcess, ...] = ()
 
@@ -49,10 +50,10 @@ class Gpus:
         if not len(self._reader):
             return
         now_s = time.monotonic()
-        self._gpus = self._reader.read()
-        glances = [*self._glances, tuple(gpu.utilisation for gpu in self._gpus)]
+        gpus = self._reader.read()
+        seen = zip(*self._glances, [gpu.utilisation for gpu in gpus], strict=True)
+        self._gpus = tuple(replace(g, utilisation=_mean(v)) for g, v in zip(gpus, seen, strict=True))
         self._glances = []
-        self._utilisation = [_mean(values) for values in zip(*glances, strict=True)]
         if now_s - self._listed_s >= _PROCESSES_EVERY_S:
             self.processes, self._listed_s = self._reader.read_processes(), now_s
         is_shared = len({one.gpu for one in self.processes}) < len(self.processes)
@@ -82,18 +83,8 @@ class Gpus:
         # Where the driver names none of the job's own, nobody can tell which of these are others.
         others = tuple(one for one in held if one.pid not in members) if job else ()
         shares = [one.share for one in others if one.share is not None]
-        return GpuUse(
-            index=gpu.index,
-            name=gpu.name,
-            utilisation=self._utilisation[gpu.index],
-            memory_used_bytes=gpu.memory_used_bytes,
-            memory_bytes=gpu.memory_bytes,
-            power_w=gpu.power_w,
-            power_limit_w=gpu.power_limit_w,
-            job=job,
-            others=others,
-            others_share=min(1.0, sum(shares)) if shares else None,
-        )
+        share = min(1.0, sum(shares)) if shares else None
+        return GpuUse(**asdict(gpu), job=job, others=others, others_share=share)
 
     def _name(self, one: GpuProcess) -> GpuHolder:
         stat = read_stat(one.pid)
@@ -107,21 +98,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-class _Mounts:
-    """The table of mounts, read now and then: with automounts and containers it is long."""
-
-    def __init__(self) -> None:
-        self._read_s, self._mounts = float("-inf"), list[Mount]()
-
-    def read(self) -> list[Mount]:
-        now_s = time.monotonic()
-        if now_s - self._read_s >= _MOUNTS_EVERY_S:
-            text = (read_file("/proc/self/mountinfo") or b"").decode(errors="surrogateescape")
-            self._read_s, self._mounts = now_s, parse_mountinfo(text)
-        return self._mounts
+@functools.lru_cache(maxsize=1)
+def _read_mounts(_: int) -> list[Mount]:
+    """Return the table of mounts in one period of time: with automounts and containers it is long."""
+    return parse_mountinfo((read_file("/proc/self/mountinfo") or b"").decode(errors="surrogateescape"))
 
 
-_table = _Mounts()
+def _list_mounts() -> list[Mount]:
+    return _read_mounts(int(time.monotonic() / _MOUNTS_EVERY_S))
 
 
 def find_data_mounts(open_files: Iterable[str]) -> set[str]:
@@ -129,7 +113,7 @@ def find_data_mounts(open_files: Iterable[str]) -> set[str]:
     points = set()
     for path in open_files:
         if not path.startswith(_NO_DATA) and not path.endswith((".so", ".py", " (deleted)")):
-            mount = find_mount(path, _table.read())
+            mount = find_mount(path, _list_mounts())
             points |= set() if mount is None else {mount.mount_point}
     return points
 
@@ -160,7 +144,7 @@ def list_stores(
         disks, nfs: rates as `TrafficMeter` gives them, by disk and by mount point.
         points: the mount points of the job's files.
     """
-    mounts = {mount.mount_point: mount for mount in _table.read()}
+    mounts = {mount.mount_point: mount for mount in _list_mounts()}
     on_disk: dict[str, list[str]] = {}
     found: list[StoreUse] = []
     for point in sorted(points):

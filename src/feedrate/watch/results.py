@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from feedrate.machine.results import Gpu
+
 TRAINER, WORKER, HELPER = "trainer", "worker", "helper"
 MAIN_THREAD = "main thread"
 COMPUTING, QUEUED, STORAGE, IDLE = "computing", "queued for a core", "waiting for storage", "idle"
@@ -75,19 +77,12 @@ class GpuHolder:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(Gpu):
     """A GPU that the job uses, or all where that is unknown. `others_share`: of its time; None: not told."""
 
-    index: int
-    name: str
-    utilisation: float | None
-    memory_used_bytes: int | None
-    memory_bytes: int | None
-    power_w: float | None
-    power_limit_w: float | None
-    job: tuple[GpuHolder, ...]
-    others: tuple[GpuHolder, ...]
-    others_share: float | None
+    job: tuple[GpuHolder, ...] = ()
+    others: tuple[GpuHolder, ...] = ()
+    others_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

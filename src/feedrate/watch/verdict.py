@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from feedrate.model import limits
 from feedrate.units import format_bytes, format_count, format_percent
-from feedrate.watch.results import MemoryUse, Shares, Verdict, WatchedJob, WatchedProcess
+from feedrate.watch.results import Shares, Verdict, WatchedJob, WatchedProcess
 
 _GPU_BUSY = 0.85
 _LOW_POWER = 0.4  # of the limit: a GPU that is "busy" with little work
@@ -70,14 +70,9 @@ def _find_short_memory(job: WatchedJob) -> Verdict | None:
     else:
         reason += f", and {memory.major_faults_per_s:,.0f} page faults a second wait for a disk"
     less = "fewer workers, smaller caches or batches" if job.workers else "smaller caches or batches"
-    more = _word_more_memory(memory)
+    more = "a larger memory limit of the job (Slurm: --mem)"
+    more = more if memory.is_group else "a machine with more memory"
     return _verdict(job, limits.MEMORY, reason, f"{less}; or {more}")
-
-
-def _word_more_memory(memory: MemoryUse) -> str:
-    return (
-        "a larger memory limit of the job (Slurm: --mem)" if memory.is_group else "a machine with more memory"
-    )
 
 
 def _find_quota(job: WatchedJob) -> Verdict | None:

@@ -15,8 +15,8 @@ from feedrate import Loader, RandomResizedCrop
 from feedrate.loader import threads
 from feedrate.loader.device import gpu_decode
 from feedrate.loader.threads import (
-    FIRST_PATIENCE_S,
-    LONGEST_PATIENCE_S,
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
     ShareController,
     ThreadController,
     Window,
@@ -189,9 +189,9 @@ def test_a_share_that_would_not_do_is_tried_more_and_more_rarely() -> None:
     loop.run(1500)
     tried = [now for now, share in loop.moves if share]
     rounds = [later - earlier for earlier, later in pairwise(tried)]
-    rounds = [pause for pause in rounds if pause >= FIRST_PATIENCE_S]
-    assert rounds[0] < LONGEST_PATIENCE_S / 4
-    assert rounds[-1] >= LONGEST_PATIENCE_S
+    rounds = [pause for pause in rounds if pause >= FIRST_DELAY_S]
+    assert rounds[0] < LONGEST_DELAY_S / 4
+    assert rounds[-1] >= LONGEST_DELAY_S
 
 
 def test_threads_come_before_the_gpu() -> None:

@@ -15,7 +15,17 @@ import fsspec
 import numpy as np
 import pytest
 
-from feedrate import Dataset, Loader, RandomResizedCrop, add_column, index, merge, set_entries, unpack, verify
+from feedrate import (
+    Dataset,
+    Loader,
+    RandomResizedCrop,
+    add_column,
+    append,
+    index,
+    set_entries,
+    unpack,
+    verify,
+)
 from feedrate.errors import (
     AlreadyExists,
     BadSample,
@@ -338,18 +348,20 @@ def mixed(server: RangeServer, tmp_path: Path) -> Path:
     """A pack of shards on this machine and elsewhere."""
     make(server, tmp_path)
     (tmp_path / "own").mkdir()
-    files = sample("0", jpeg(90)) | sample("1", jpeg(91))
+    files: dict[str, bytes] = {}
+    for n, word in enumerate((b"ant", b"bee", b"cat", b"dog")):
+        files |= sample(str(n), jpeg(90 + n), word)
     write_tar(tmp_path / "own" / "own.tar", files)
     index(tmp_path / "own", workers=1)
-    merge([tmp_path / "own", tmp_path / "index"], tmp_path / "mixed")
-    return tmp_path / "mixed"
+    append(tmp_path / "index", tmp_path / "own")
+    return tmp_path / "own"
 
 
 def test_shards_here_and_elsewhere_make_one_pack(mixed: Path, tmp_path: Path) -> None:
     batches = load(mixed)
     keys = sorted(key for batch in batches for key in batch[3])
     assert keys[0] == "0"
-    assert len(set(keys)) == SHARDS * EACH + 2
+    assert len(set(keys)) == SHARDS * EACH + 4
     assert verify(mixed, workers=1).problems == ()
     copy = stage(mixed, tmp_path / "scr")
     assert_same(load(copy.data), batches)

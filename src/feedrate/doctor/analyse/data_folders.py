@@ -20,7 +20,7 @@ from feedrate.doctor.analyse.records import Fact, Process, Recording, are_inside
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.errors import FeedrateError, StorageError
 from feedrate.files.tree import walk_paths
-from feedrate.prelist import IMAGE_SUFFIXES
+from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.source.labelled import LABEL_COLUMNS, PATH_COLUMNS
 from feedrate.source.table import Table, read_table
 
@@ -44,12 +44,9 @@ def list_opened(recording: Recording, loaders: Collection[str] | None = None) ->
     for process in recording.processes:
         opened = process.of(layout.OPENED)
         if loaders is not None and process.pid not in pids:
-            waits = [
-                (int(wait["start"]), int(wait["start"] + wait["wall"]) + 1)
-                for wait in process.of(layout.WAIT, phase=layout.REAL)
-                if process.name(wait["name"]) in loaders
-            ]
-            opened = opened[are_inside(opened["start"], waits)]
+            waits = process.named(process.of(layout.WAIT, phase=layout.REAL), loaders)
+            spans = zip(waits["start"].tolist(), (waits["start"] + waits["wall"] + 1).tolist(), strict=True)
+            opened = opened[are_inside(opened["start"], list(spans))]
         cwd = str(process.last("process").get("cwd") or "")
         for record in opened:
             path = process.name(record["name"])
@@ -123,6 +120,10 @@ class LoaderFacts:
         if sampler == _SUBSET_SAMPLER and self.chosen is None:
             own.append(sampler)
         return next((kind.rpartition(".")[2] for kind in own), "")
+
+    @property
+    def batch_bytes(self) -> int:
+        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
 
     @property
     def has_labels(self) -> bool:

@@ -244,11 +244,9 @@ def look_around(
 
 
 def _decoded_bytes(facts: LoaderFacts) -> float | None:
-    batch, length = facts.batch, facts.get("dataset_len")
-    samples, tensors = batch.get("samples"), batch.get("tensors")
-    if not isinstance(length, int) or not isinstance(samples, int) or not isinstance(tensors, list):
-        return None
-    return sum(float(t.get("bytes") or 0) for t in tensors) / samples * length if samples else None
+    length, samples = facts.get("dataset_len"), facts.batch.get("samples")
+    is_known = isinstance(length, int) and isinstance(samples, int) and "tensors" in facts.batch
+    return float(facts.batch_bytes) / samples * length if is_known and samples else None
 
 
 def _describe_copies(main: Process, loop: Loop) -> dict[str, Any]:

@@ -93,10 +93,8 @@ class KernelTime:
     @property
     def left_words(self) -> str:
         """Say what it does not take; empty: nothing."""
-        if not self.left:
-            return ""
         of = "all" if not self.taken else f"{self.left} of {self.tried}"
-        return f"{of} files are {self.others or 'of another kind'}"
+        return f"{of} files are {self.others or 'of another kind'}" if self.left else ""
 
 
 @dataclass(frozen=True)
@@ -209,10 +207,6 @@ class UsedLoader(LoaderFacts):
     def makers(self) -> int:
         """Return how many workers or threads make batches beside the training; 0: it makes them itself."""
         return max(self.workers - self.idle.count, 0) or self.threads
-
-    @property
-    def batch_bytes(self) -> int:
-        return sum(int(tensor.get("bytes") or 0) for tensor in self.batch.get("tensors") or ())
 
     @property
     def handed_bytes(self) -> float:
@@ -409,13 +403,10 @@ class Measured:
         By the run as it is, tried once more. On a GPU, or with much between the steps, or where samples wait
         for storage that may have come into memory since, that tells something else.
         """
-        again = self.experiments.trials.get(self.loader.workers)
+        again, cost = self.experiments.trials.get(self.loader.workers), self.samples.cost
         if again is None or self.training.is_on_gpu or self.loop.between_s > 0.05 * self.loop.step_s:
             return 1.0
-        if (
-            self.samples.cost is not None
-            and self.samples.cost.total.blocked_s > 0.1 * self.samples.cost.total.wall_s
-        ):
+        if cost is not None and cost.total.blocked_s > 0.1 * cost.total.wall_s:
             return 1.0
         return min(max(self.loop.own_s / again.seconds, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN)
 
@@ -441,11 +432,9 @@ class Measured:
     @property
     def watching_s(self) -> float:
         """Return what the doctor's own probes take of a step, where that can be seen."""
-        overhead = measure_overhead(self.loop)
-        if overhead is None:
-            return 0.0
-        probed, bare = overhead.probed_steps, overhead.unprobed_steps
-        return overhead.seconds_per_step * probed / (probed + bare)
+        found = measure_overhead(self.loop)
+        steps = 0 if found is None else found.probed_steps + found.unprobed_steps
+        return 0.0 if found is None else found.seconds_per_step * found.probed_steps / steps
 
     @property
     def drained_s(self) -> float:
@@ -458,30 +447,32 @@ class Measured:
     @property
     def unseen_s(self) -> float:
         """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
-        if self.samples.cost is None or self.loader.workers == 0:
+        cost, n = self.samples.cost, self.loop.samples_per_step
+        if cost is None or self.loader.workers == 0:
             return 0.0
-        n, beside = self.loop.samples_per_step, self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
-        cpu = self.samples.cost.total.cpu_s * n + beside
+        beside = self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
         # A worker that waits for a core, because others have them all, is still making its batch.
         made = max(
-            (self.samples.cost.total.wall_s * n + beside) / max(self.loader.makers, 1),
-            cpu / max(self.machine.cores - self.machine.cores_others, 0.5),
+            (cost.total.wall_s * n + beside) / max(self.loader.makers, 1),
+            (cost.total.cpu_s * n + beside) / self._free_cores,
             self.samples.receive_cpu_s,
         )
         # Less is how batches vary.
         return self.drained_s - made if self.drained_s > 1.5 * made else 0.0
 
     @property
+    def _free_cores(self) -> float:
+        return max(self.machine.cores - self.machine.cores_others, 0.5)
+
+    @property
     def pipeline(self) -> Pipeline:
         """Return the run in the cost model's terms."""
-        sample = self.samples.cost
-        per_batch = self.loop.samples_per_step
-        cpu = blocked = 0.0
+        sample, per_batch, cpu = self.samples.cost, self.loop.samples_per_step, 0.0
         if sample is not None:
             cpu = sample.total.cpu_s * per_batch + self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
             blocked = sample.total.blocked_s * per_batch
         else:
-            blocked = self.loop.wait_s if self.loader.makers == 0 else self.loop.wait_s * self.loader.makers
+            blocked = self.loop.wait_s * max(self.loader.makers, 1)
         received = 0.0 if self.loader.makers == 0 else self.samples.receive_cpu_s + self.unseen_s
         # Steps on batches that were there are shorter than real ones, even without their waiting: the rest
         # comes with the making of batches, and goes with it; what watching costs is neither.
@@ -494,7 +485,7 @@ class Measured:
             handover_s=received,
             drag=max(slower, 0.0) / cpu if self.loader.makers and cpu > 0 else 0.0,
             workers=self.loader.makers * self.each_worker,
-            cores=max(self.machine.cores - self.machine.cores_others, 0.5),
+            cores=self._free_cores,
             between_s=self.loop.between_s,
             loader_s=self.drained_s,
         )

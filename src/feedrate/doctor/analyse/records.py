@@ -45,6 +45,16 @@ class Process:
     def name(self, number: int) -> str:
         return self.names.get(int(number), "")
 
+    def named(self, records: Records, names: Collection[str]) -> Records:
+        """Return those records that have one of these names."""
+        numbers = [number for number in np.unique(records["name"]) if self.name(number) in names]
+        return records[np.isin(records["name"], numbers)]
+
+    def by_name(self, records: Records) -> dict[str, Records]:
+        return {
+            self.name(number): records[records["name"] == number] for number in np.unique(records["name"])
+        }
+
     def facts_of(self, kind: str) -> list[Fact]:
         return [fact for fact in self.facts if fact.get("kind") == kind]
 
@@ -64,6 +74,10 @@ class Process:
     def is_main(self) -> bool:
         """Whether this process trained: it asked a loader for batches."""
         return len(self.of(layout.WAIT, layout.OPTIMIZER)) > 0
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return str(self.last("module").get("device", "cpu")).startswith("cuda")
 
     @property
     def rank(self) -> int:

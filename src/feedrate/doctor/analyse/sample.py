@@ -120,11 +120,10 @@ def measure_sample(
         slots = np.unique(np.searchsorted(fetch_list["start"], inside["start"], side="right") - 1)
         probed = int(fetch_list["a"][slots[slots >= 0]].sum())
         probed_samples += probed
-        for part in part_list:
-            kind, _, name = process.name(part["name"]).partition(":")
-            parts[kind if kind in KINDS else "transform", name or kind] += _times(part)
-        for record in io_list:
-            io += (int(record["a"]), int(record["b"]), int(record["c"]))
+        for number, times in zip(part_list["name"], _times(part_list), strict=True):
+            kind, _, name = process.name(number).partition(":")
+            parts[kind if kind in KINDS else "transform", name or kind] += times
+        io += [io_list[column].sum() for column in ("a", "b", "c")]
         io_samples += probed if len(io_list) else 0
     if not samples:
         return None
@@ -150,14 +149,14 @@ def _total(fetches: np.ndarray) -> np.ndarray:
     wall = float(fetches["wall"].sum())
     if not len(clocked):
         return np.array([wall, 0.0, 0.0])
-    split = np.sum([_times(fetch) for fetch in clocked], axis=0)
-    return np.asarray(split * wall / max(float(clocked["wall"].sum()), 1.0))
+    return np.asarray(_times(clocked).sum(axis=0) * wall / max(float(clocked["wall"].sum()), 1.0))
 
 
-def _times(record: np.void) -> np.ndarray:
-    wall, cpu, queue = int(record["wall"]), int(record["cpu"]), int(record["queue"])
+def _times(records: np.ndarray) -> np.ndarray:
+    cpu, queue = records["cpu"], records["queue"]
     # The three clocks tick at different moments; a short part can come out a little below zero.
-    return np.array([cpu, queue, max(wall - cpu - queue, 0)], dtype=float)
+    blocked = np.maximum(records["wall"] - cpu - queue, 0)
+    return np.stack([cpu, queue, blocked], axis=1).astype(float)
 
 
 def _cost(times: np.ndarray, samples: int) -> Cost:

@@ -10,13 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from feedrate.doctor.analyse.records import Process, are_inside
 from feedrate.doctor.hook.feedrate_hook import layout
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOADER = "torch/utils/data/_utils/"
-_LEAST_WATCHED = 10
+_LEAST_WATCHED = 10  # looks: fewer tell nothing
 _Span = tuple[int, int]  # from, to: lines of a source, or nanoseconds
 # Installed packages, the standard library (in lib64, too, or zipped), code made up at run time, our hook.
 _LIBRARY = re.compile(
@@ -81,7 +82,7 @@ def count_looks(
     for at `asked_at`: a loop around that place is the training loop, and no hot one. `unasked`: only those
     before a loader was asked, which otherwise do not count.
     """
-    tallies: dict[str, Tally] = defaultdict(Tally)
+    found: dict[str, list[_Look]] = defaultdict(list)  # by file and function
     watched = undrawn = 0
     for process in processes:
         looks = process.of(layout.STACK, phase=layout.REAL)
@@ -105,59 +106,48 @@ def count_looks(
             path = place.partition("@")[0].rpartition(":")[0]
             # A function without a loop may be what a loop calls.
             in_loop = any(is_in_loop(line, asked_at) for line in _lines_inside(frames, asked_at))
-            tallies[f"{path} {function}"].add(place, is_innermost, in_loop, bits)
-    total = sum(tally.looks for tally in tallies.values())
-    ranked = sorted(tallies.items(), key=lambda item: -item[1].looks)[:12]
+            found[f"{path} {function}"].append(_Look(place, is_innermost, in_loop, bits))
+    every = [look for looks in found.values() for look in looks]
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))[:12]
+    lines = Counter(look.place.partition("@")[0] for look in every)
     return Looks(
-        total,
-        sum(tally.on_cpu for tally in tallies.values()) / total if total else 0.0,
+        len(every),
+        sum(bool(look.bits & layout.ON_CPU) for look in every) / len(every) if every else 0.0,
         undrawn / watched if watched >= _LEAST_WATCHED else None,
-        tuple(tally.describe(key.partition(" ")[2], total) for key, tally in ranked),
-        {line: count / total for tally in tallies.values() for line, count in tally.lines.items()},
+        tuple(_describe(key.partition(" ")[2], looks, len(every)) for key, looks in ranked),
+        {line: count / len(every) for line, count in lines.items()},
     )
 
 
-class Tally:
-    """The looks that fell on one function."""
+class _Look(NamedTuple):
+    place: str  # file:line, and the instruction behind an @ where it is innermost of all
+    is_innermost: bool
+    in_loop: bool
+    bits: int
 
-    def __init__(self) -> None:
-        self.looks = self.on_cpu = self.innermost = self.interpreted = self.in_loop = 0
-        self.lines: Counter[str] = Counter()
-        self.spots: Counter[str] = Counter()
 
-    def add(self, place: str, is_innermost: bool, in_loop: bool, bits: int) -> None:
-        line, _, spot = place.partition("@")
-        self.looks += 1
-        self.in_loop += in_loop
-        self.lines[line] += 1
-        self.innermost += is_innermost
-        # A loop may call into Python of a library, too: random.gauss() is as interpreted as its caller.
-        self.interpreted += bool(bits & layout.INTERPRETED)
-        if is_innermost:
-            self.spots[spot] += 1
-        self.on_cpu += bool(bits & layout.ON_CPU)
+def _describe(function: str, looks: Sequence[_Look], total: int) -> HotPlace:
+    ((place, _),) = Counter(look.place.partition("@")[0] for look in looks).most_common(1)
+    return HotPlace(
+        place=place,
+        function=function,
+        share=len(looks) / total,
+        on_cpu=sum(bool(look.bits & layout.ON_CPU) for look in looks) / len(looks),
+        is_python=len(looks) >= _LEAST_WATCHED and _is_interpreted(looks),
+        source=source_of(place),
+        is_own=not is_library(place),
+    )
 
-    def describe(self, function: str, total: int) -> HotPlace:
-        place = self.lines.most_common(1)[0][0]
-        return HotPlace(
-            place=place,
-            function=function,
-            share=self.looks / total,
-            on_cpu=self.on_cpu / self.looks,
-            is_python=self._is_interpreted(),
-            source=source_of(place),
-            is_own=not is_library(place),
-        )
 
-    def _is_interpreted(self) -> bool:
-        """A loop in Python is met between its instructions, or at many of them; a long call in C at one."""
-        if self.looks < 10:
-            return False
-        top = self.spots.most_common(1)
-        is_spread = self.innermost > 0.6 * self.looks and top[0][1] < 0.6 * self.innermost
-        if not is_spread and self.interpreted < 0.5 * self.looks:
-            return False
-        return self.in_loop > 0.5 * self.looks
+def _is_interpreted(looks: Sequence[_Look]) -> bool:
+    """A loop in Python is met between its instructions, or at many of them; a long call in C at one."""
+    spots = Counter(look.place.partition("@")[2] for look in looks if look.is_innermost)
+    most = max(spots.values(), default=0)
+    is_spread = spots.total() > 0.6 * len(looks) and most < 0.6 * spots.total()
+    # A loop may call into Python of a library, too: random.gauss() is as interpreted as its caller.
+    if not is_spread and sum(bool(look.bits & layout.INTERPRETED) for look in looks) < 0.5 * len(looks):
+        return False
+    return sum(look.in_loop for look in looks) > 0.5 * len(looks)
 
 
 def _own_frames(frames: Sequence[str]) -> tuple[Sequence[str], bool]:

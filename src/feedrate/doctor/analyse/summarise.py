@@ -173,7 +173,7 @@ def _pack_sample(
 
 def _device_timing(main: Process, phase: int) -> Timing | None:
     """Return the user's loop on batches in memory; on a GPU launches say nothing, the phase's ends do."""
-    return _phase_timing(main, phase) if _on_gpu(main) else Timing.of(user_seconds(main, phase))
+    return _phase_timing(main, phase) if main.is_on_gpu else Timing.of(user_seconds(main, phase))
 
 
 def _channels_last_timing(main: Process) -> Timing | None:
@@ -182,16 +182,12 @@ def _channels_last_timing(main: Process) -> Timing | None:
     On the CPU by what was computed, without the company that the steps had.
     """
     detail, replay = _detail_of(main, layout.REPLAY_CHANNELS_LAST), _device_timing(main, layout.REPLAY)
-    kind = "s" if _on_gpu(main) or not detail.get("plain_cpu_s") else "cpu_s"
+    kind = "s" if main.is_on_gpu or not detail.get("plain_cpu_s") else "cpu_s"
     last, plain = detail.get(f"last_{kind}"), detail.get(f"plain_{kind}")
     if not last or not plain or replay is None:
         return None
     ratio = last / plain
     return Timing(replay.seconds * ratio, replay.low * ratio, replay.high * ratio, replay.batches)
-
-
-def _on_gpu(main: Process) -> bool:
-    return str(main.last("module").get("device", "cpu")).startswith("cuda")
 
 
 def _phases(main: Process, phase: int) -> list[Fact]:

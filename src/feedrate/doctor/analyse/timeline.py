@@ -170,10 +170,9 @@ def _build_loop(process: Process, warmup: int) -> Loop | None:
     if loader is None:
         return None
     together = _loaders_beside(process, waits, loader)
-    names = [process.name(number) for number in waits["name"]]
-    is_ours = np.array([name == loader for name in names], dtype=bool)
-    is_beside = np.array([name in together for name in names], dtype=bool)
-    ours, others = waits[is_ours & (waits["a"] >= 0)], waits[~is_ours & ~is_beside]
+    all_ours, all_beside = process.named(waits, [loader]), process.named(waits, together)
+    others = waits[~np.isin(waits["name"], np.append(all_ours["name"], all_beside["name"]))]
+    ours = all_ours[all_ours["a"] >= 0]
     if len(ours) < LEAST_STEPS:
         return None
     # At most a quarter of a short run is given to the warm-up.
@@ -187,15 +186,16 @@ def _build_loop(process: Process, warmup: int) -> Loop | None:
     usual_wait = median((ours["wall"][ours["b"] > 0] if (ours["b"] > 0).any() else ours["wall"]).tolist())
     between = {
         "validation": _passes_of_others(process, others),
-        "beside": [_span(record) for record in waits[is_beside]],
-        "epoch-start": _epoch_starts(process, waits[is_ours], loader, usual_wait),
+        "beside": [_span(record) for record in all_beside],
+        "epoch-start": _epoch_starts(process, all_ours, loader, usual_wait),
     }
     pieces, places = _exclusive_pieces(process, between["validation"], window)
     syncs = process.of(layout.SYNC, phase=layout.REAL)
     # What is known by itself: the time of calls that timed ones stand for, samples of further loaders.
     untimed = [(int(s["start"]), int(s["wall"]) * (int(s["a"]) - 1) * _NS) for s in syncs[syncs["a"] > 1]]
-    beside = waits[is_beside & (waits["a"] > 0)]
-    exposed = {int(r["start"]): int(r["wall"]) for r in process.of(layout.EXPOSED, phase=layout.REAL)}
+    beside = all_beside[all_beside["a"] > 0]
+    idle = process.of(layout.EXPOSED, phase=layout.REAL)
+    exposed = dict(zip(idle["start"].tolist(), idle["wall"].tolist(), strict=True))
     # Where the experiments were given up, the step before ends there, too: then writers were waited for.
     ends = [watched_ns if start < watched_ns < end else int(end) for start, end in pairwise(starts)]
     steps = tuple(
@@ -232,11 +232,10 @@ def _within(records: Records, window: _Interval) -> Records:
 
 def _asked(process: Process, waits: Records) -> dict[str, tuple[float, int]]:
     """Return the seconds that each of these loaders was waited for in all steps, and its samples."""
-    asked = {}
-    for number in np.unique(waits["name"]):
-        mine = waits[waits["name"] == number]
-        asked[process.name(number)] = float(mine["wall"].sum()) * _NS, int(np.maximum(mine["a"], 0).sum())
-    return asked
+    return {
+        name: (float(mine["wall"].sum()) * _NS, int(np.maximum(mine["a"], 0).sum()))
+        for name, mine in process.by_name(waits).items()
+    }
 
 
 def _preparing_s(process: Process, steps: Sequence[Step], pieces: Sequence[_Piece]) -> float:
@@ -261,27 +260,23 @@ def count_steps(process: Process) -> int:
     """Return how many batches a process took from its training loader."""
     waits = process.of(layout.WAIT, phase=layout.REAL)
     loader = _training_loader(process, waits)
-    return sum(process.name(number) == loader for number in waits["name"][waits["a"] >= 0])
+    return 0 if loader is None else int((process.named(waits, [loader])["a"] >= 0).sum())
 
 
 def _training_loader(process: Process, waits: Records) -> str | None:
     """Return the loader whose batches are followed by optimizer steps; else the one asked most often."""
-    score: dict[str, tuple[int, int]] = {}
-    for number in np.unique(waits["name"]):
-        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]
-        score[process.name(number)] = (_count_stepped(process, mine)[0], len(mine))
+    taken = process.by_name(waits[waits["a"] >= 0])
+    score = {name: (_count_stepped(process, mine)[0], len(mine)) for name, mine in taken.items()}
     return max(score, key=lambda name: score[name]) if score else None
 
 
 def _loaders_beside(process: Process, waits: Records, loader: str) -> set[str]:
     """Return the loaders that are asked in the same steps as the training loader (unlabelled data, say)."""
     beside = set()
-    for number in np.unique(waits["name"]):
-        mine = waits[(waits["name"] == number) & (waits["a"] >= 0)]
-        if process.name(number) != loader and len(mine) > 2:
-            stepped, probed = _count_stepped(process, mine)
-            if probed and stepped >= 0.5 * probed:
-                beside.add(process.name(number))
+    for name, mine in process.by_name(waits[waits["a"] >= 0]).items():
+        stepped, probed = _count_stepped(process, mine)
+        if name != loader and len(mine) > 2 and probed and stepped >= 0.5 * probed:
+            beside.add(name)
     return beside
 
 
@@ -301,8 +296,8 @@ def _passes_of_others(process: Process, waits: Records) -> list[_Interval]:
     """Return when other loaders were gone through: validation."""
     passes: list[_Interval] = []
     made = process.of(layout.ITERATOR, phase=layout.REAL)
-    for number in np.unique(waits["name"]):
-        mine, iterators = waits[waits["name"] == number], made["start"][made["name"] == number]
+    for name, mine in process.by_name(waits).items():
+        iterators = process.named(made, [name])["start"]
         firsts = np.flatnonzero(mine["b"] == 0)
         for first, last in zip(firsts, [*firsts[1:], len(mine)], strict=True):
             batches = mine[first:last]
@@ -320,7 +315,7 @@ def _passes_of_others(process: Process, waits: Records) -> list[_Interval]:
 def _epoch_starts(process: Process, waits: Records, loader: str, usual_wait: float) -> list[_Interval]:
     """Return the pauses between epochs: the old iterator's end, the new one, its first batch."""
     made = process.of(layout.ITERATOR, phase=layout.REAL)
-    pauses = [_span(record) for record in made if process.name(record["name"]) == loader]
+    pauses = [_span(record) for record in process.named(made, [loader])]
     for record in waits:
         start, end = _span(record)
         if record["a"] < 0:

@@ -11,9 +11,9 @@ from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.findings.prediction import change, make_remedy
 from feedrate.doctor.results import Remedy
+from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
 from feedrate.model.pipeline import Pipeline, Prediction
-from feedrate.prelist import IMAGE_SUFFIXES
 from feedrate.units import format_bytes
 
 

@@ -342,49 +342,43 @@ def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
 
 
 def _rates(m: Measured) -> tuple[Rate, ...]:
-    n = m.loop.samples_per_step
-    steps = [step.wall_s for step in m.loop.steps]
-    real = Timing.of(steps)
-    named: list[tuple[str, str, Timing | None]] = [
-        ("real", "the run as it is", real),
-        ("device", "the device, on batches kept in memory", m.experiments.device),
-        ("loader", "the loader, without training", m.experiments.drain),
-        ("loader-again", "the loader, the same samples again", m.experiments.again),
-        *(
-            (
-                f"trial-{k}-workers",
-                "the run as it is, once more"
-                if k == m.loader.workers
-                else f"the run with {format_count(k, 'worker')}",
-                t,
-            )
-            for k, t in sorted(m.experiments.trials.items())
-        ),
-        ("half-precision", "the device in half precision", m.experiments.half_precision),
-        ("channels-last", "the device in channels-last layout", m.experiments.channels_last),
-    ]
+    n, tried = m.loop.samples_per_step, m.tried
+    trials = {
+        f"trial-{k}-workers": (
+            "the run as it is, once more"
+            if k == m.loader.workers
+            else f"the run with {format_count(k, 'worker')}",
+            timing,
+        )
+        for k, timing in sorted(m.experiments.trials.items())
+    }
+    named: dict[str, tuple[str, Timing | None]] = {
+        "real": ("the run as it is", Timing.of([step.wall_s for step in m.loop.steps])),
+        "device": ("the device, on batches kept in memory", m.experiments.device),
+        "loader": ("the loader, without training", m.experiments.drain),
+        "loader-again": ("the loader, the same samples again", m.experiments.again),
+        **trials,
+        "half-precision": ("the device in half precision", m.experiments.half_precision),
+        "channels-last": ("the device in channels-last layout", m.experiments.channels_last),
+    }
     rates = [
         Rate(name, title, n / t.seconds, n / max(t.high, 1e-9), n / max(t.low, 1e-9), t.batches)
-        for name, title, t in named
+        for name, (title, t) in named.items()
         if t is not None and t.seconds > 0
     ]
-    if m.tried.kernel is not None and m.tried.kernel.taken:
-        per_s = 1 / m.tried.kernel.cpu_s_per_image
-        rates.append(
-            Rate(
-                "kernel",
-                f"feedrate's decoder on {'those' if m.tried.kernel.left else 'these'} files"
-                f"{' that it takes' if m.tried.kernel.left else ''}, one core",
-                per_s,
-                per_s * 0.9,
-                per_s * 1.1,
-                m.tried.kernel.taken,
-            )
+
+    def add(name: str, title: str, per_s: float, count: int) -> None:
+        rates.append(Rate(name, title, per_s, per_s * 0.9, per_s * 1.1, count))
+
+    if tried.kernel is not None and tried.kernel.taken:
+        files = "those files that it takes" if tried.kernel.left else "these files"
+        title = f"feedrate's decoder on {files}, one core"
+        add("kernel", title, 1 / tried.kernel.cpu_s_per_image, tried.kernel.taken)
+    if tried.trial is not None:
+        title = (
+            f"feedrate.Loader on these files, without training, {format_count(tried.trial.threads, 'core')}"
         )
-    if m.tried.trial is not None:
-        per_s, cores = m.tried.trial.images_per_s, format_count(m.tried.trial.threads, "core")
-        title = f"feedrate.Loader on these files, without training, {cores}"
-        rates.append(Rate("feedrate-loader", title, per_s, per_s * 0.9, per_s * 1.1, m.tried.trial.images))
+        add("feedrate-loader", title, tried.trial.images_per_s, tried.trial.images)
     return tuple(rates)
 
 

@@ -110,7 +110,7 @@ def _find_values(example: bytes) -> Iterator[tuple[str, int, int]]:
 
 
 class Feature(NamedTuple):
-    """One feature whose value is one stretch of bytes: a byte string, or packed numbers."""
+    """One feature whose value is one range of bytes: a byte string, or packed numbers."""
 
     name: str
     type: int  # BYTES, FLOATS or INTS

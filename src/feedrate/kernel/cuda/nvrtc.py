@@ -165,18 +165,18 @@ def load_nvrtc(cuda_major: int) -> Nvrtc:
 
 def load_first(candidates: Iterator[str], cuda_major: int) -> Nvrtc:
     """Return the first of the libraries that is an NVRTC and can be loaded."""
-    trouble = ""
+    failed = ""
     for candidate in candidates:
         try:
             nvrtc = Nvrtc(ctypes.CDLL(candidate))
         except (OSError, AttributeError, GpuError) as error:
             # A bare name that the linker does not know is no news; a file that is there and fails is.
             if os.path.isabs(candidate):
-                trouble = trouble or f" ({candidate}: {error})"
+                failed = failed or f" ({candidate}: {error})"
         else:
             return nvrtc
     raise MissingExtra(
-        f"no NVRTC was found, CUDA's compiler as a library, {_OLDEST[0]}.{_OLDEST[1]} or newer{trouble}",
+        f"no NVRTC was found, CUDA's compiler as a library, {_OLDEST[0]}.{_OLDEST[1]} or newer{failed}",
         hint=f"pip install {_name_package(cuda_major)}",
     )
 

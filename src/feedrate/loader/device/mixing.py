@@ -124,7 +124,7 @@ def _find_inside(rows: Any, boxes: Any, size: Size, channels: int) -> Any:
 
 
 class Noise:
-    """Normal numbers that follow from the seed: a table, made once, of which each sample reads a stretch."""
+    """Normal numbers that follow from the seed: a table, made once, of which each sample reads a part."""
 
     def __init__(self, seed: int) -> None:
         self._key = make_key(seed, Purpose.NOISE)

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from feedrate.packing.build.shard import MapCost, ShardDone
     from feedrate.packing.results import PackResult
 
-# A third of all that packing loads.
-_MAKES_SHARDS = ("feedrate.packing.build.engine", "pyarrow")
-_ENDS_A_PACK = ("feedrate.packing.check.quality_report",)
 _TELL_EVERY = 1000
 
 
@@ -126,25 +121,12 @@ def pack_reader(
 ) -> PackResult:
     """Pack what a reader gives into a folder that is ours; all that is left is to call it finished."""
     remove_temporaries(folder)
-    load_meanwhile(*_MAKES_SHARDS)
     options = unfinished.go_on_by(folder, options)
     listed = list_source(reader, folder, options, watch)
     if options.map is not None:
         listed = _try_map(listed, folder, options)
     shards = make_shards(listed, folder, options, watch)
     return write_manifest(listed, folder, options, shards)
-
-
-def load_meanwhile(*names: str) -> None:
-    """Load modules in a thread: who is about to read folders need not wait for them later."""
-
-    def load() -> None:
-        for name in names:
-            # Who needs it says so, in words.
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-
-    threading.Thread(target=load).start()
 
 
 def list_source(reader: Reader, folder: Path, options: PackOptions, watch: Callable[[Tick], None]) -> Listed:
@@ -224,7 +206,6 @@ def make_shards(source: Listed, folder: Path, options: PackOptions, watch: Calla
         if source.reader.table is not None:
             with atomic_write(folder / source.settings["labels"]["name"]) as out:
                 out.writelines(source.reader.table.pieces())
-        load_meanwhile(*_ENDS_A_PACK)
         report = report_tasks("packing", tasks, missing, watch)
         map_cost = run_shards(missing, options.engine, workers=options.workers, watch=report, listing=listed)
         fields = tasks[0].stored_fields(listed.fields)

@@ -24,6 +24,7 @@ from feedrate.format.pack import Pack
 from feedrate.kernel import Status
 from feedrate.machine.cpu import PROC, ROOT
 from feedrate.machine.memory import MemoryGauge, measure_residency, open_quietly
+from feedrate.packing.check.quality_report import read_quality
 from feedrate.packing.recode import describe_pixels
 from feedrate.packing.results import FieldSummary, PackDescription, SampleLine, WarmResult
 from feedrate.progress import Tick
@@ -210,11 +211,14 @@ def _read_block(path: Path, offset: int, buffer: memoryview) -> int:
         raise PackError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescription:
+def describe(pack: str | os.PathLike[str], *, samples: int = 0, quality: bool = False) -> PackDescription:
     """Sum up a pack, and list its first `samples` samples.
 
+    Args:
+        quality: read what packing found out, too.
+
     Raises:
-        NotFound: there is no pack.
+        NotFound: there is no pack, or no quality.json in it where that is asked for.
         PackError: its manifest or its index is damaged.
     """
     if samples < 0:
@@ -241,6 +245,7 @@ def describe(pack: str | os.PathLike[str], *, samples: int = 0) -> PackDescripti
             pixels=describe_pixels(manifest.settings),
             first_samples=_list_samples(opened, min(samples, len(opened))),
             resident_share=measure_pack_residency(opened),
+            quality=read_quality(pack) if quality else None,
         )
 
 

@@ -39,7 +39,7 @@ from feedrate.packing.workers import advance, run_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, split_source
 from feedrate.remote.copier import fetch
-from feedrate.remote.fetch import find_patiently, origin
+from feedrate.remote.fetch import find_with_retries, origin
 from feedrate.remote.trust import check_addresses
 from feedrate.source.record import UnusableValue
 
@@ -142,7 +142,7 @@ def check_remote(shard: Shard, fields: Sequence[Field], part: Part | None) -> It
     root, name = split_source(origin(shard).decode("utf-8", "surrogateescape"))
     place = Place(root)
     try:
-        found = find_patiently(place, name)
+        found = find_with_retries(place, name)
         if found is None or found.size_bytes != shard.size_bytes:
             size = "a folder" if found is None else f"{found.size_bytes}"
             yield Problem(
@@ -200,12 +200,14 @@ def verify(
     pack: str | os.PathLike[str],
     *,
     workers: int | None = None,
+    pixels: int = 0,
     allow_addresses: str | Sequence[str] = (),
     watch: Callable[[Tick], None] = lambda _: None,
 ) -> VerifyResult:
     """Check all checksums of a pack, and that its manifest, index and tars say the same.
 
     Args:
+        pixels: compare what the loader makes of so many samples with Pillow's pixels, if all else is good.
         allow_addresses: where files may be that a pack names and that this user did not index.
 
     Raises:
@@ -235,6 +237,12 @@ def verify(
     problems += itertools.islice(_find_duplicates(checks, *repeated), _MOST_PROBLEMS)
     problems += _check_columns(folder, manifest)
     problems += [problem for table in find_tables(manifest) for problem in _check_table(folder, table)]
+    comparison = None
+    if pixels and not problems:
+        from feedrate.packing.check.pixels import compare_with_pillow
+
+        comparison, more = compare_with_pillow(pack, pixels, allow_addresses=allow_addresses, watch=watch)
+        problems += more
     return VerifyResult(
         pack=str(pack),
         samples=manifest.samples,
@@ -246,6 +254,7 @@ def verify(
         pixels=describe_pixels(manifest.settings),
         manifest_checked=manifest.had_digest,
         is_index=any(shard.is_in_place for shard in manifest.shards),
+        comparison=comparison,
     )
 
 

@@ -42,7 +42,7 @@ from feedrate.packing.workers import advance, report_tasks, run_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.remote.copier import fetch
-from feedrate.remote.fetch import FetchedPlace, find_patiently
+from feedrate.remote.fetch import FetchedPlace, find_with_retries
 from feedrate.source.in_place import InPlace, Shards, find_shards
 from feedrate.source.options import SourceOptions
 from feedrate.source.record import Spool
@@ -179,7 +179,7 @@ def _survey_part(task: SurveyTask, part: int, section: local.Section, near: Path
 def _refuse_change(source: Place, file: PlacedFile) -> None:
     address = source.address(file.path)
     try:
-        found = find_patiently(source, file.path)
+        found = find_with_retries(source, file.path)
     except NotFound:
         found = None
     if found is None or (found.size_bytes, found.mtime_ns) != (file.size_bytes, file.mtime_ns):

@@ -54,18 +54,15 @@ def mend(error: BaseException | None) -> None:
 
 def _without_hook(first: Any) -> Any:
     """Return the chain without lines of ours; where there is nothing else in it, as it is."""
-    kept = first
-    while kept is not None and wrapping.is_hook(kept.tb_frame.f_code.co_filename):
-        kept = kept.tb_next
-    trace = kept
+    kept, trace = [], first
     while trace is not None:
-        following = trace.tb_next
-        while following is not None and wrapping.is_hook(following.tb_frame.f_code.co_filename):
-            following = following.tb_next
-        if following is not trace.tb_next:
-            trace.tb_next = following
-        trace = following
-    return first if kept is None else kept
+        if not wrapping.is_hook(trace.tb_frame.f_code.co_filename):
+            kept.append(trace)
+        trace = trace.tb_next
+    for one, following in zip(kept, [*kept[1:], None]):  # noqa: B905 (Python 3.8)
+        if one.tb_next is not following:
+            one.tb_next = following
+    return kept[0] if kept else first
 
 
 def _sent(original: Any) -> Any:

@@ -141,15 +141,13 @@ def forgiving(scope: Any, real: Callable[..., Any]) -> Callable[..., Any]:
 
 # Functions that change files, by how many of their arguments are paths.
 # When all are harmless, the call goes through.
-OS_NAMES = {
-    1: "remove unlink rmdir removedirs truncate mkdir makedirs mkfifo mknod chmod chown utime setxattr",
-    2: "rename renames replace link symlink",
-}
-SHUTIL_NAMES = {
-    1: "rmtree make_archive",
-    2: "copy copy2 copyfile copytree copymode copystat move unpack_archive",
-}
-PATH_NAMES = {1: "unlink rename replace rmdir mkdir touch symlink_to hardlink_to link_to chmod"}
+REFUSED: tuple[tuple[Any, int, str], ...] = (
+    (os, 1, "remove unlink rmdir removedirs truncate mkdir makedirs mkfifo mknod chmod chown utime setxattr"),
+    (os, 2, "rename renames replace link symlink"),
+    (shutil, 1, "rmtree make_archive"),
+    (shutil, 2, "copy copy2 copyfile copytree copymode copystat move unpack_archive"),
+    (pathlib.Path, 1, "unlink rename replace rmdir mkdir touch symlink_to hardlink_to link_to chmod"),
+)
 MAKE_FOLDERS = ("mkdir", "makedirs")
 
 
@@ -161,14 +159,14 @@ def replace_writers(scope: Any) -> None:
         (io, "open", guarded_open),
         (os, "open", guarded_os_open),
     ]
-    folders = UnmadeFolders(scope)
-    for owner, table in ((os, OS_NAMES), (shutil, SHUTIL_NAMES), (pathlib.Path, PATH_NAMES)):
-        for paths, names in table.items():
-            for name in names.split():
-                if hasattr(owner, name):
-                    guarded = harmless_only(scope, owner, name, paths)
-                    new.append((owner, name, folders.made(guarded) if name in MAKE_FOLDERS else guarded))
-    new += [(os, name, folders.listed(getattr(os, name))) for name in ("listdir", "scandir")]
+    unmade: set[str] = set()  # folders that the script thinks it made
+    new += [
+        (owner, name, harmless_only(scope, owner, name, paths, unmade))
+        for owner, paths, names in REFUSED
+        for name in names.split()
+        if hasattr(owner, name)
+    ]
+    new += [(os, name, listing(scope, getattr(os, name), unmade)) for name in ("listdir", "scandir")]
     accessor = getattr(pathlib, "_NormalAccessor", None)  # of Python 3.10
     if getattr(accessor, "open", None) is io.open:
         accessor.open = staticmethod(guarded_open)  # type: ignore[union-attr]
@@ -188,39 +186,23 @@ def replace_writers(scope: Any) -> None:
     )
 
 
-class UnmadeFolders:
-    """Folders that were not made. Who made one may look into it, and must not fail: it is empty."""
+def listing(scope: Any, look: Callable[..., Any], unmade: set[str]) -> Callable[..., Any]:
+    """Who made a folder may look into it, and must not fail: one that was not made is empty."""
 
-    def __init__(self, scope: Any) -> None:
-        self._scope = scope
-        self._paths: set[str] = set()
+    def guarded(path: Any = ".") -> Any:
+        try:
+            return look(path)
+        except FileNotFoundError:
+            is_unmade = not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) in unmade
+            if not is_unmade or not scope.applies():
+                raise
+            with scope.own():
+                empty = os.path.join(scope.run_folder, "empty")
+                os.makedirs(empty, exist_ok=True)
+                return look(empty)
 
-    def made(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            result = make(*args, **kwargs)
-            path = args[0] if args else kwargs.get("name", kwargs.get("path"))
-            if path is not None and self._scope.applies():
-                self._paths.add(os.path.abspath(os.fsdecode(path)))
-            return result
-
-        guarded.__name__ = make.__name__
-        return guarded
-
-    def listed(self, look: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded(path: Any = ".") -> Any:
-            try:
-                return look(path)
-            except FileNotFoundError:
-                is_unmade = not isinstance(path, int) and os.path.abspath(os.fsdecode(path)) in self._paths
-                if not is_unmade or not self._scope.applies():
-                    raise
-                with self._scope.own():
-                    empty = os.path.join(self._scope.run_folder, "empty")
-                    os.makedirs(empty, exist_ok=True)
-                    return look(empty)
-
-        guarded.__name__ = look.__name__
-        return guarded
+    guarded.__name__ = look.__name__
+    return guarded
 
 
 def replace_references(real: dict[int, tuple[Any, Any]]) -> None:
@@ -233,13 +215,16 @@ def replace_references(real: dict[int, tuple[Any, Any]]) -> None:
                     place[key] = real[id(value)][1]
 
 
-def harmless_only(scope: Any, owner: Any, name: str, paths: int) -> Callable[..., Any]:
+def harmless_only(scope: Any, owner: Any, name: str, paths: int, unmade: set[str]) -> Callable[..., Any]:
     real = getattr(owner, name)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         if not scope.applies() or (args and all(scope.is_harmless(path) for path in args[:paths])):
             return real(*args, **kwargs)
         scope.blocked(f"{owner.__name__}.{name}", " ".join(str(arg) for arg in args[:paths]))
+        path = args[0] if args else kwargs.get("name", kwargs.get("path"))
+        if name in MAKE_FOLDERS and path is not None:
+            unmade.add(os.path.abspath(os.fsdecode(path)))
         return args[1] if paths == 2 and len(args) > 1 else None
 
     guarded.__name__ = name

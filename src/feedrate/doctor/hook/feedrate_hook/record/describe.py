@@ -88,12 +88,13 @@ def describe_arrays(arrays: list[Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _field_of(loader: Any, iterator: Any, name: str) -> Any:
+    return getattr(loader, name, getattr(iterator, f"_{name}", None))
+
+
 def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict[str, Any]:
     """Return the facts of a loader; `loader` may be an iterator that nobody's loader is known of."""
-
-    def field(name: str) -> Any:
-        return getattr(loader, name, getattr(iterator, f"_{name}", None))
-
+    field = functools.partial(_field_of, loader, iterator)
     dataset = field("dataset")
     workers = field("num_workers")
     sampler = getattr(loader, "sampler", None)
@@ -103,17 +104,16 @@ def describe_loader(loader: Any, iterator: Any, name: str, made_at: str) -> dict
         **({} if pack is None else {"pack": pack}),
         "loader": name,
         "dataset": name_of(type(dataset)),
-        "dataset_len": _length(dataset),
+        "dataset_len": length_of(dataset),
         "batch_size": field("batch_size") or getattr(batch_sampler, "batch_size", None),
-        "drop_last": field("drop_last"),
         "num_workers": workers,
-        "pin_memory": field("pin_memory"),
-        "prefetch_factor": field("prefetch_factor"),
-        "persistent_workers": field("persistent_workers"),
+        **{
+            name: field(name) for name in ("drop_last", "pin_memory", "prefetch_factor", "persistent_workers")
+        },
         "context": _context(loader) if workers else None,
         "iterable": getattr(iterator, "_dataset_kind", 0) == 1,
         "takes_batches": hasattr(type(dataset), "__getitems__"),
-        "batches": _length(loader) if _is_of_torch(sampler) and _is_of_torch(batch_sampler) else None,
+        "batches": length_of(loader) if _is_of_torch(sampler) and _is_of_torch(batch_sampler) else None,
         "collate": name_of(field("collate_fn")),
         # Beside a batch sampler of the user's, torch puts one in order that nobody asks.
         "shuffle": _is_shuffled(getattr(batch_sampler, "sampler", None) or sampler),
@@ -134,9 +134,9 @@ def _find_pack(dataset: Any) -> str | None:
     return None
 
 
-def _length(thing: Any) -> int | None:
+def length_of(thing: Any) -> int | None:
     # len() of an iterable dataset's loader makes torch count and warn about it, so it is not asked.
-    iterable = session.torch.utils.data.IterableDataset
+    iterable: Any = () if session.torch is None else session.torch.utils.data.IterableDataset
     if getattr(thing, "_dataset_kind", 0) == 1 or isinstance(thing, iterable):
         return None
     try:
@@ -171,14 +171,13 @@ def describe_module(module: Any) -> dict[str, Any]:
     parameters = list(module.parameters())
     first = parameters[0] if parameters else None
     images = [p for p in parameters if p.dim() == 4 and p.shape[1] > 1 and p.shape[2] > 1]
+    is_last = bool(images) and images[0].is_contiguous(memory_format=torch.channels_last)
     return {
         "class": name_of(type(module)),
         "parameters": sum(p.numel() for p in parameters),
         "device": str(first.device) if first is not None else None,
         "dtype": str(first.dtype).replace("torch.", "") if first is not None else None,
-        "channels_last": None
-        if not images
-        else images[0].is_contiguous(memory_format=torch.channels_last) and not images[0].is_contiguous(),
+        "channels_last": is_last and not images[0].is_contiguous() if images else None,
     }
 
 
@@ -241,10 +240,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, f
 
 def describe_pipeline(loader: Any, iterator: Any) -> dict[str, Any]:
     """Return the fact: layers of the dataset, the outermost first, and what makes batches of its samples."""
-
-    def field(name: str) -> Any:
-        return getattr(loader, name, getattr(iterator, f"_{name}", None))
-
+    field = functools.partial(_field_of, loader, iterator)
     budget = Budget()
     layers, collate = _describe_layers(field("dataset"), budget), None
     if callable(field("collate_fn")):
@@ -384,7 +380,7 @@ def _describe_layers(dataset: Any, budget: Budget) -> list[dict[str, Any]]:
         if (chosen := _count_indices(indices)) is not None:
             layer["samples"] = chosen
             if layer["class"] == "torch.utils.data.dataset.Subset":
-                layer["of"] = _length(attributes.get("dataset"))
+                layer["of"] = length_of(attributes.get("dataset"))
         if type(several) is list and several:
             layer["datasets"] = len(several)
         layers.append(layer)
@@ -450,7 +446,7 @@ def _describe_sampler(sampler: Any, dataset: Any) -> dict[str, Any]:
     }
     kind = name_of(type(sampler))
     if kind == "torch.utils.data.sampler.SubsetRandomSampler":
-        plain.update(samples=_count_indices(attributes.get("indices")), of=_length(dataset))
+        plain.update(samples=_count_indices(attributes.get("indices")), of=length_of(dataset))
     return {"class": kind, **plain}
 
 

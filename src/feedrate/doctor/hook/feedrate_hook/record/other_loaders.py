@@ -15,7 +15,7 @@ from typing import Any
 from .. import layout
 from ..session import Noted, session
 from ..wrapping import name_of
-from .describe import leaves_in, usual_size
+from .describe import leaves_in, length_of, usual_size
 
 CLASS = "feedrate.Loader"
 _FRAMEWORKS = {"feedrate.tensorflow": "TensorFlow", "feedrate.jax": "JAX"}
@@ -39,12 +39,13 @@ def describe_pack_loader(loader: Any, name: str, made_at: str) -> dict[str, Any]
     pack = getattr(getattr(loader, "_resources", None), "pack", None)
     transform, image = getattr(options, "transform", None), getattr(options, "image", None)
     cache, device = getattr(loader, "_cache", None), getattr(options, "device", None)
+    subset = getattr(loader, "_subset", None)
     return {
         "loader": name,
         "class": CLASS,
         "made_at": made_at,
         "dataset": "feedrate pack",
-        "dataset_len": _count(pack, getattr(loader, "_subset", None)),
+        "dataset_len": length_of(pack if subset is None else subset),
         **{name: getattr(options, name, None) for name in ("batch_size", "drop_last", "shuffle", "scratch")},
         "num_workers": 0,
         "iterable": False,
@@ -62,13 +63,6 @@ def describe_pack_loader(loader: Any, name: str, made_at: str) -> dict[str, Any]
     }
 
 
-def _count(pack: Any, subset: Any) -> int | None:
-    try:
-        return len(subset if subset is not None else pack)
-    except Exception:
-        return None
-
-
 def is_fetching(loader: Any) -> bool:
     """Whether the pack is remote, or on its way to scratch: threads of the loader then fetch and write."""
     pack = getattr(getattr(loader, "_resources", None), "pack", None)
@@ -78,11 +72,11 @@ def is_fetching(loader: Any) -> bool:
 def _find_framework() -> str | None:
     """Return the framework whose adapter is about to iterate the loader; None: the user's own code is."""
     frame: Any = sys._getframe(1)
-    framework, deep = None, 0
-    while frame is not None and framework is None and deep < _DEEPEST:
-        framework = _FRAMEWORKS.get(frame.f_globals.get("__name__", ""))
-        frame, deep = frame.f_back, deep + 1
-    return framework
+    for _ in range(_DEEPEST):
+        if frame is None or frame.f_globals.get("__name__", "") in _FRAMEWORKS:
+            break
+        frame = frame.f_back
+    return None if frame is None else _FRAMEWORKS.get(frame.f_globals.get("__name__", ""))
 
 
 def leave_alone(facts: dict[str, Any]) -> None:

@@ -237,11 +237,9 @@ def _describe(found: tuple[Any, ...]) -> str:
     frames = list(found[: outer + 1])
     while len(frames) > 1 and is_internal(frames[-1][0].co_filename):
         frames.pop()
-    if len(frames) > _MOST_FRAMES and not any(is_user(f[0].co_filename) for f in frames[:_MOST_FRAMES]):
-        # Deep inside libraries: the user's own line takes the last place.
-        frames[_MOST_FRAMES - 1] = next(
-            (f for f in frames if is_user(f[0].co_filename)), frames[_MOST_FRAMES - 1]
-        )
+    own = next((number for number, f in enumerate(frames) if is_user(f[0].co_filename)), 0)
+    if own >= _MOST_FRAMES:  # deep inside libraries: the user's own line takes the last place
+        frames[_MOST_FRAMES - 1] = frames[own]
     texts = []
     for number, (code, line, instruction) in enumerate(frames[:_MOST_FRAMES]):
         spot = f"@{instruction}" if number == 0 else ""
@@ -268,8 +266,6 @@ def _is_interpreted(found: tuple[Any, ...]) -> bool:
     The looker's turn comes at a few instructions only (a jump backwards, the start of a function), or inside
     a call that lets others run: a loop in Python is met at its jump, a long call in C at the call.
     """
-    if not found:
-        return False
     code, _, instruction = found[0]
     name = dis.opname[code.co_code[instruction]] if 0 <= instruction < len(code.co_code) else ""
     return "JUMP" in name or name == "RESUME" or name.startswith(("LOAD_", "STORE_"))
