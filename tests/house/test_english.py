@@ -38,7 +38,6 @@ OTHERS_SAY = {
     ("machine/process.py", "' with fstype nfs'"): "Linux, in mountstats",
     ("machine/process.py", "' mounted on '"): "Linux, in mountstats",
     ("machine/process.py", "'per-op statistics'"): "Linux, in mountstats",
-    ("packing/check/quality_report.py", "field.type"): "Python: annotations of a dataclass are text",
     ("model/gpus.py", "'pcie'"): "NVIDIA, in the name of a GPU",
     ("report/doctor_words.py", "words.endswith"): "the names of numbers, which end in their unit",
     ("scratch/marker.py", "'pack'"): "the first line of a marker: a code of its format",

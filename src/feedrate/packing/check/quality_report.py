@@ -13,16 +13,16 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from feedrate import kernel
+from feedrate.documents import load
 from feedrate.errors import FeedrateError, NotFound, PackError
 from feedrate.files.atomic import explain_write_error, write_file
 from feedrate.format.fields import Kind
@@ -33,9 +33,6 @@ from feedrate.kernel import I64, Ranges
 from feedrate.packing.check.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
 from feedrate.packing.results import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
 from feedrate.units import printable
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _ENTRY = np.dtype([("crc32c", "<u4"), ("length", "<i8"), ("position", "<i8")])
 _BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 16, 200
@@ -173,8 +170,6 @@ def _groups_of(entries: Entries, found: Iterable[list[tuple[int, Any]]]) -> Iter
             yield entries["position"][places], int(entries["length"][places[0]]), labels
 
 
-_Made = TypeVar("_Made", bound="DataclassInstance")
-
 FILE_NAME, REJECTED_NAME = "quality.json", "rejected.jsonl"
 _FORMAT, _VERSION = "feedrate-quality", 1
 # Most urgent first.
@@ -276,7 +271,8 @@ def read_quality(pack: str | os.PathLike[str]) -> Quality:
         version = document.pop("version")
         if document.pop("format") != _FORMAT or version != _VERSION:
             raise PackError(f"{path} has version {version!r}; this feedrate reads version {_VERSION}")
-        return _load(document)
+        _refuse_negative(document)
+        return load(Quality, document)
     except FileNotFoundError:
         if any(shard.is_in_place for shard in manifest.shards):
             raise NotFound(
@@ -297,33 +293,12 @@ def read_quality(pack: str | os.PathLike[str]) -> Quality:
         ) from error
 
 
-def _load(document: dict[str, Any]) -> Quality:
-    found = dict(document)
-    for name, kind in (("formats", FormatSize), ("classes", ClassSize)):
-        found[name] = tuple(_make(kind, one) for one in document[name])
-    for name in ("smallest", "largest"):
-        found[name] = None if document[name] is None else _make(ImageSize, document[name])
-    found["duplicates"] = _make(Duplicates, document["duplicates"])
-    found["oddities"] = tuple(
-        _make(Oddity, {**one, "examples": tuple(_make(OddSample, e) for e in one["examples"])})
-        for one in document["oddities"]
-    )
-    return _make(Quality, found)
-
-
-def _make(kind: Callable[..., _Made], document: dict[str, Any]) -> _Made:
-    """Return a dataclass whose texts are texts and whose counts are counts: the file may be a stranger's."""
-    made = kind(**document)
-    for field in fields(made):
-        value = getattr(made, field.name)
-        counts = value.values() if field.type == "Mapping[str, int]" else [value] * (field.type == "int")
-        if any(type(one) is not int or one < 0 for one in counts):
-            raise ValueError(f"{value!r} is not a count")
-        if field.type == "str" and not isinstance(value, str):
-            raise TypeError(f"{value!r} is not text")
-        if field.type == "float | None" and not isinstance(value, (int, float, NoneType)):
-            raise TypeError(f"{value!r} is not a number")
-    return made
+def _refuse_negative(value: object) -> None:
+    """Refuse a count below 0 anywhere in a document: the file may be a stranger's."""
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_negative(one)
+    if isinstance(value, int) and value < 0:
+        raise ValueError(f"{value} is not a count")
 
 
 def _find_slow(whole: QualityTally) -> tuple[float | None, Oddity | None]:
