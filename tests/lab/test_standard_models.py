@@ -148,7 +148,7 @@ def test_a_gpu_beside_a_torch_for_the_cpu_is_said_with_the_line_to_install() -> 
     choice = choose_device(None)
     assert choice.device.type == "cpu"
     assert choice.unused.startswith("Fast GPU is here, but not used: torch ")
-    assert choice.unused.endswith("is a build for the CPU; to mend it: pip install --force-reinstall torch")
+    assert choice.unused.endswith("is a build for the CPU; to use it: pip install --force-reinstall torch")
 
 
 @pytest.mark.usefixtures("cpu_build")

@@ -164,7 +164,7 @@ def test_the_loop_is_examined_to_the_end_and_ended(examined: Run) -> None:
         "no CUDA device is used",
         "no convolution of the model is given batches of images",
     ]
-    assert examined.of("trouble") == []
+    assert examined.of("hook-error") == []
     assert examined.of("end")[-1]["error"] is None
     assert "Traceback" not in examined.errors
     assert "weights" not in examined.output

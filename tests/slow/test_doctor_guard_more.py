@@ -254,7 +254,7 @@ def test_a_dataset_may_use_temporary_files_and_programs_in_the_experiments(tmp_p
         """,
     )
     assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
-    assert run.of("trouble") == []
+    assert run.of("hook-error") == []
     assert run.leftovers == ()
 
 
@@ -352,4 +352,4 @@ def test_a_large_file_that_is_open_for_writing_is_read_as_it_is(tmp_path: Path, 
         """,
     )
     assert run.phases() == [layout.DRAIN, layout.AGAIN, layout.REPLAY]
-    assert run.of("trouble") == []
+    assert run.of("hook-error") == []

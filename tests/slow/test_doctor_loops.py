@@ -43,7 +43,7 @@ def test_evaluation_alone_is_measured_by_its_batches(tmp_path: Path) -> None:
         """,
     )
     assert run.phases() == ALL
-    assert run.of("trouble") == []
+    assert run.of("hook-error") == []
 
 
 def test_random_augmentation_shows_as_another_batch_of_the_same_samples(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_dataset_that_fails_in_the_experiments_does_not_bring_the_loop_down(tm
     assert run.code == 0
     assert run.errors == ""
     assert run.phases()[-1] == layout.REPLAY
-    assert "a damaged file" in run.of("trouble")[0]["error"]
+    assert "a damaged file" in run.of("hook-error")[0]["error"]
 
 
 def test_a_model_that_takes_views_of_its_images_is_told_so(tmp_path: Path) -> None:

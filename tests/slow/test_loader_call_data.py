@@ -87,7 +87,7 @@ def _no_share_of_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def examine(tmp_path: Path, root: Path, body: str) -> tuple[Measured, Remedy]:
     run = run_script(tmp_path, SCRIPT + body, str(root))
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     measured = measure_run(run.recording, read_machine(run.folder), DoctorOptions(steps=12, passive=True))
     assert measured is not None
     remedy = replace_loader(measured)

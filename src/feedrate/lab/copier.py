@@ -16,7 +16,7 @@ from feedrate.errors import SourceError
 from feedrate.figures import Figure, combine
 from feedrate.files.own_folder import own_folder
 from feedrate.files.tree import walk_paths
-from feedrate.lab.store import NOT_IN_MEMORY, PATIENCE_S, find_rate
+from feedrate.lab.store import NO_ANSWER_S, NOT_IN_MEMORY, find_rate
 from feedrate.machine.memory import measure_file_residency
 from feedrate.remote.addresses import Place
 from feedrate.remote.copier import Incoming
@@ -58,7 +58,7 @@ def try_copier(paths: Sequence[str], into: str | Path, *, seconds: float) -> Fig
     def bring(count: int) -> tuple[Figure | None, float]:
         chosen, events = [cold.pop() for _ in range(count)], list[tuple[float, int]]()
         began = time.perf_counter()
-        files = list(map_in_time(describe, chosen, threads=STREAMS, seconds=PATIENCE_S))
+        files = list(map_in_time(describe, chosen, threads=STREAMS, seconds=NO_ANSWER_S))
         asked_s, began = 0.0 if is_asked else time.perf_counter() - began, time.perf_counter()
 
         def arrived(file: Incoming, fd: int, _: int) -> None:

@@ -237,7 +237,7 @@ class Step:
 
 
 class Choice(NamedTuple):
-    """The device to train on. `unused`: about a GPU that is here all the same; `install`: what mends that."""
+    """The device to train on. `unused`: a sentence on a GPU that is here all the same; `install`: what it lacks."""
 
     device: torch.device
     unused: str = ""
@@ -265,7 +265,7 @@ def choose_device(asked: str | None) -> Choice:
     if not gpus or (asked == "cpu" and not is_cpu_build):
         return Choice(device)
     if is_cpu_build:
-        return Choice(device, f"{gpus[0]} is here, but not used: {build}; to mend it: {INSTALL}", INSTALL)
+        return Choice(device, f"{gpus[0]} is here, but not used: {build}; to use it: {INSTALL}", INSTALL)
     return Choice(device, f"{gpus[0]} is here, but torch {torch.__version__} cannot use it: see nvidia-smi")
 
 

@@ -39,7 +39,7 @@ from feedrate.units import format_count
 
 Result = TypeVar("Result")
 
-PATIENCE_S = 15.0  # without an answer, before a store counts as hanging
+NO_ANSWER_S = 15.0  # without an answer, before a store counts as hanging
 NOT_SEEN = "all files that were looked at were in memory: the disk itself was not seen"
 _FIRST_BYTES = 4096
 _BLOCK_BYTES = 1 << 20
@@ -103,7 +103,7 @@ def measure_servers() -> float:
     return math.fsum(stat.cpu_s for stat in found if stat is not None)
 
 
-def call_patiently(path: str, function: Callable[[], Result], seconds: float = PATIENCE_S) -> Result:
+def call_patiently(path: str, function: Callable[[], Result], seconds: float = NO_ANSWER_S) -> Result:
     """Return what a function returns that asks a store, which may never answer.
 
     It runs in a thread that is left behind where it hangs, and does not keep the process from ending.
@@ -135,7 +135,7 @@ def measure_store(
     def measure() -> StoreSpeed:
         return _Measurement(folder, files, seconds, streams).run()
 
-    return call_patiently(folder, measure, PATIENCE_S + seconds)
+    return call_patiently(folder, measure, NO_ANSWER_S + seconds)
 
 
 def measure_writes(folder: str, *, seconds: float = 2.0) -> tuple[Figure, Figure]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine, vary
 from feedrate.lab.copier import try_copier
-from feedrate.lab.store import NOT_SEEN, PATIENCE_S, Neighbours, call_patiently, measure_store
+from feedrate.lab.store import NO_ANSWER_S, NOT_SEEN, Neighbours, call_patiently, measure_store
 from feedrate.machine.disk import describe_storage, find_scratch, measure_room
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
@@ -92,7 +92,7 @@ def estimate_copy(
             near = suggest_path(path)
             raise NotFound(f"there is no {path}", hint=near or f"name a folder that is there: {option} DIR")
     say(f"looking at {folder}")
-    found = call_patiently(folder, lambda: _look_at_files(folder, seconds / 2), PATIENCE_S + seconds)
+    found = call_patiently(folder, lambda: _look_at_files(folder, seconds / 2), NO_ANSWER_S + seconds)
     speed = _find_speed(folder, found, numbers, seconds / 2)
     try:
         scratch = find_scratch_speed(target, numbers, say)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The charts of the doctor's page, as HTML and SVG without a script.
 
-Shapes are stretched to the width of the page, so words stand beside them, in HTML, and never inside.
+Shapes are widened to the width of the page, so words stand beside them, in HTML, and never inside.
 """
 
 from __future__ import annotations

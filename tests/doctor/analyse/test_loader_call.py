@@ -95,7 +95,7 @@ def make_pack(photos: Path, folder: Path) -> Path:
 
 def see(tmp_path: Path, photos: Path, body: str) -> Run:
     run = run_script(tmp_path, HEAD + body, str(photos))
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     return run
 
 

@@ -106,7 +106,7 @@ def test_the_layout_of_a_model_that_has_one_is_a_fact(
     loop = make_device_bound()
     loop.main.fact("module", **{"class": "Net", "device": "cpu", "channels_last": value})
     loop.main.write(tmp_path)
-    facts = list_facts(judge(tmp_path)[0], SimpleNamespace(troubles={}))  # type: ignore[arg-type]
+    facts = list_facts(judge(tmp_path)[0], SimpleNamespace(unread={}))  # type: ignore[arg-type]
     assert [fact.value for fact in facts if fact.name == "channels last"] == said
 
 

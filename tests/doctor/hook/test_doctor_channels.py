@@ -220,7 +220,7 @@ def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(t
             assert loss == loss
         """,
     )
-    assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
+    assert (run.code, run.errors, run.of("hook-error")) == (0, "", [])
     ends = [layout.REPLAY, layout.REPLAY_CHANNELS_LAST, layout.REPLAY_LOADER_LAYOUT]
     assert run.phases()[-3:] == ends
     detail = run.detail(layout.REPLAY_CHANNELS_LAST)

@@ -38,7 +38,7 @@ def test_a_loop_with_workers_is_drained_replayed_and_tried_with_other_numbers_ar
     assert run.detail(layout.DRAIN)["discarded"] == 4
     assert run.detail(layout.AGAIN)["same"] is True
     assert run.of("end")[-1]["how"] == "experiments"
-    assert run.of("trouble") == []
+    assert run.of("hook-error") == []
     assert run.leftovers == ()
 
 
@@ -172,7 +172,7 @@ def test_inference_whose_only_epoch_leaves_no_room_is_examined_at_its_end(tmp_pa
     assert run.output.splitlines() == ["step"] * 25
     assert (run.code, run.errors) == (0, "")
     assert run.phases() == ALL
-    assert run.of("trouble") == []
+    assert run.of("hook-error") == []
     assert (run.of("no-room")[0]["steps"], run.of("no-room")[0]["left"]) == (STEPS, 5)
     assert run.leftovers == ()
 

@@ -34,7 +34,7 @@ class Photos(Dataset):
 
 def see(tmp_path: Path, body: str) -> Run:
     run = run_script(tmp_path, HEAD + body, str(tmp_path))
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     return run
 
 

@@ -37,7 +37,7 @@ print([sum(len(batch) for batch in loader) for _ in range(2)])
 @pytest.mark.parametrize("workers", ["keep", "anew"])
 def test_a_worker_without_data_says_so_at_once(workers: str, tmp_path: Path) -> None:
     run = run_script(tmp_path, STREAM, workers)
-    assert (run.code, run.stdout, run.facts("trouble")) == (0, "[8, 8]\n", [])
+    assert (run.code, run.stdout, run.facts("hook-error")) == (0, "[8, 8]\n", [])
     ended = sorted((fact["worker_id"], fact["batches"]) for fact in run.facts("worker-ended"))
     assert ended == [(0, 4), (0, 4), (1, 0), (1, 0), (2, 0), (2, 0)]  # in each of two epochs
     assert {fact["shards"] for fact in run.facts("worker-ended")} == {1}
@@ -63,7 +63,7 @@ for batch in DataLoader(Parts(), batch_size=4, num_workers=1, collate_fn=collate
 
 def sizes_of(tmp_path: Path, kind: str) -> list[tuple[int, int]]:
     run = run_script(tmp_path, VIEWS, kind)
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     return [(fact["used_bytes"], fact["copied_bytes"]) for fact in run.facts("views")]
 
 
@@ -106,7 +106,7 @@ print(float(batch.sum()))
 @pytest.fixture(params=["0", "1"])
 def in_advance(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     run = run_script(tmp_path, IN_ADVANCE, request.param)
-    assert (run.code, run.stdout, run.stderr, run.facts("trouble")) == (0, "0.0\n", "", [])
+    assert (run.code, run.stdout, run.stderr, run.facts("hook-error")) == (0, "0.0\n", "", [])
     return run
 
 
@@ -157,7 +157,7 @@ for batch in DataLoader(Shards(), batch_size=2, num_workers=3, collate_fn=list):
 
 def test_a_run_with_all_of_it_is_measured_as_it_was_written(tmp_path: Path) -> None:
     run = run_script(tmp_path, ALL_THREE)
-    assert (run.code, run.facts("trouble")) == (0, [])
+    assert (run.code, run.facts("hook-error")) == (0, [])
     measured, diagnosis = judge(run.folder, MachineSummary(cores=4.0))
     assert measured.loader.idle.count == 2
     assert measured.loader.views == Views(used_bytes=2 * 16, copied_bytes=2 * 4_000_000)

@@ -80,7 +80,7 @@ def without_log(text: str) -> list[str]:
 def test_a_seeded_run_is_the_same_bit_for_bit_with_the_hook_and_without(tmp_path: Path) -> None:
     hooked_run = run_script(tmp_path, SEEDED, is_forked=False)
     bare = run_script(tmp_path, SEEDED, is_hooked=False)
-    assert hooked_run.facts("trouble") == []
+    assert hooked_run.facts("hook-error") == []
     assert (hooked_run.code, hooked_run.stdout) == (bare.code, bare.stdout) == (0, hooked_run.stdout)
     # The warning of torch names the user's line in both.
     assert "script.py:" in bare.stderr
@@ -119,7 +119,7 @@ def frames_at(process: Process, line: int) -> list[int]:
 
 def test_looks_name_the_hot_lines_and_know_what_comes_after_a_random_number(tmp_path: Path) -> None:
     run = run_script(tmp_path, LOOKED_AT, settings={"stack_hz": 200})
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     (worker,) = run.workers
     lines = (tmp_path / "script.py").read_text().splitlines()
     before = frames_at(worker, lines.index("            total += number % 7") + 1)

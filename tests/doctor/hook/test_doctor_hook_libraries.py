@@ -151,7 +151,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (folder / name).write_text(text)
     save_image(folder / "one.jpg", 1)
     run = run_script(folder, SCRIPT, str(folder / "one.jpg"))
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     return run
 
 
@@ -265,7 +265,7 @@ def test_the_dataloader_inside_a_webloader_is_watched(tmp_path: Path) -> None:
     pytest.importorskip("webdataset", reason="WebDataset is not installed: pip install webdataset")
     save_image(tmp_path / "one.jpg", 1)
     run = run_script(tmp_path, WEBLOADER, str(tmp_path / "one.jpg"))
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     (loader,) = run.facts("loader")
     assert loader["iterable"]
     assert loader["made_at"].startswith(str(tmp_path / "script.py"))

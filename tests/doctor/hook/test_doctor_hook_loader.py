@@ -49,7 +49,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(request.param)
     run = run_script(folder, TRAINING, workers, request.param, is_forked=is_forked)
     assert (run.code, run.stdout, run.stderr) == (0, "", "")
-    assert run.facts("trouble") == []
+    assert run.facts("hook-error") == []
     return run
 
 
@@ -195,7 +195,7 @@ for workers in (0, 1):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = run_script(tmp_path_factory.mktemp("mixed"), MIXED)
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     return run
 
 
@@ -228,7 +228,7 @@ for epoch in range(3):
             break
 """
     run = run_script(tmp_path, PREAMBLE + anew)
-    assert (run.code, run.facts("trouble")) == (0, [])
+    assert (run.code, run.facts("hook-error")) == (0, [])
     assert [fact["loader"] for fact in run.facts("loader")] == ["loader-0"]
     assert [fact["loader"] for fact in run.facts("loader-anew")] == ["loader-0"] * 2
     waits = run.main.of(layout.WAIT)
@@ -269,7 +269,7 @@ print(session.loaders.recent_indices(iterator))
 """
     )
     run = run_script(tmp_path, body)
-    assert (run.code, run.stdout, run.facts("trouble")) == (0, "[]\n", [])
+    assert (run.code, run.stdout, run.facts("hook-error")) == (0, "[]\n", [])
     assert [int(wait["a"]) for wait in run.main.of(layout.WAIT)] == [2, 2, 2]
 
 
@@ -315,7 +315,7 @@ for batch in loader:
 """
     )
     run = run_script(tmp_path, body, settings={"passive": False})
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     phases = [int(p) for p in run.main.of(layout.WAIT)["phase"]]
     assert phases == [layout.REAL] * 3 + [layout.DRAIN] * 2 + [layout.REPLAY] * 3
     assert int(run.facts("skipped")[0]["why"]) >= 5

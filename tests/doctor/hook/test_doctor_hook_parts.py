@@ -106,7 +106,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (folder / "torchvision" / name).write_text(text)
     save_image(folder / "one.jpg", 1)
     run = run_script(folder, SCRIPT, str(folder / "one.jpg"), str(folder / "array.npy"))
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     return run
 
 

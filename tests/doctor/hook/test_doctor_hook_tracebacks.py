@@ -99,7 +99,7 @@ def test_exceptions_behind_one_another_are_mended_even_in_a_circle() -> None:
             call()
         errors.append(caught.value)
     errors[0].__cause__, errors[1].__context__ = errors[1], errors[0]
-    patches.mend(errors[0])
+    patches.hide_hook(errors[0])
     for error in errors:
         names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         assert names[-1] == "fail"

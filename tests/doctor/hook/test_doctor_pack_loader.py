@@ -45,7 +45,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> hooked.Run:
     run = hooked.run_script(tmp_path_factory.mktemp("trained"), TRAINING, str(pack), settings={"warmup": 2})
     assert (run.code, run.stdout, run.stderr) == (0, "", "")
-    assert run.facts("trouble") == []
+    assert run.facts("hook-error") == []
     return run
 
 
@@ -99,7 +99,7 @@ for x, y in DataLoader(Numbers(4), batch_size=2):
 """,
         str(pack),
     )
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     assert [fact["class"] for fact in run.facts("loader")] == ["feedrate.Loader", "DataLoader"]
     assert sorted(hooked.names_of(run.main, layout.WAIT)) == ["loader-0"] * 3 + ["loader-1"] * 3
 
@@ -118,7 +118,7 @@ def test_batches_of_numpy_are_counted_where_torch_is_never_imported(pack: Path, 
         str(pack),
         settings={"passive": False},
     )
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     assert [int(w["a"]) for w in run.main.of(layout.WAIT)] == [5, 5, 5, 5, 2, -1]
     assert run.facts("batch")[0]["tensors"][0]["bytes"] == 5 * 8 * 8 * 3
     skipped = {fact["phase"]: fact["why"] for fact in run.facts("skipped")}
@@ -142,7 +142,7 @@ def test_an_adapter_of_another_framework_is_named(pack: Path, tmp_path: Path) ->
         str(pack),
         settings={"passive": False},
     )
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     assert [int(w["a"]) for w in run.main.of(layout.WAIT)] == [11, 11, -1]
     assert run.facts("loader")[0]["framework"] == "JAX"
     whys = {fact["why"] for fact in run.facts("skipped")}
@@ -163,7 +163,7 @@ for x, y in DataLoader(dataset, batch_size=4):
 """,
         str(pack),
     )
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     assert [fact["pack"] for fact in run.facts("loader")] == [str(pack)] * 2
     parts = {part.partition(" ")[0] for part in hooked.names_of(run.main, layout.PART)}
     assert {"decode:feedrate", "read:feedrate.index", "read:feedrate.cached"} <= parts
@@ -182,7 +182,7 @@ for step in range(12):
     optimizer.step()
 """,
     )
-    assert (run.code, run.stderr, run.facts("trouble")) == (0, "", [])
+    assert (run.code, run.stderr, run.facts("hook-error")) == (0, "", [])
     assert [fact["optimizer_steps"] for fact in run.facts("no-loader")] == [5, 12]
     assert run.facts("loader") == []
     # What comes before the end of the first step is not timed.
@@ -207,7 +207,7 @@ def test_the_loader_is_drained_and_its_batches_are_replayed(pack: Path, tmp_path
     run = doctor_scripts.run_script(
         tmp_path, LOOP.format(pack=str(pack), more=""), settings={"try_workers": [1, 2]}
     )
-    assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
+    assert (run.code, run.errors, run.of("hook-error")) == (0, "", [])
     assert run.phases() == TRIED
     assert run.detail(layout.AGAIN)["same"] is True
     assert run.detail(layout.DRAIN)["cpu_s"] > 0
@@ -241,14 +241,14 @@ def test_a_loader_with_a_cache_is_drained_too(pack: Path, tmp_path: Path) -> Non
     run = doctor_scripts.run_script(
         tmp_path, LOOP.format(pack=str(pack), more=", cache=feedrate.Cache(ram='64MB')")
     )
-    assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
+    assert (run.code, run.errors, run.of("hook-error")) == (0, "", [])
     assert run.phases() == TRIED
     assert run.of("loader-stats")[-1]["cached_share"] == 1.0
 
 
 def test_a_loader_that_fetches_is_replayed_but_not_drained(tmp_path: Path, pack_server: RangeServer) -> None:
     run = doctor_scripts.run_script(tmp_path, LOOP.format(pack=f"{pack_server.url}/pack", more=""))
-    assert (run.code, run.errors, run.of("trouble")) == (0, "", [])
+    assert (run.code, run.errors, run.of("hook-error")) == (0, "", [])
     assert run.of("loader")[0]["remote"] is True
     assert run.of("loader-stats")[-1]["requests"] > 0
     assert run.phases() == [layout.REPLAY]

@@ -112,7 +112,7 @@ def test_a_sample_tells_of_machine_and_processes(start: Any, tmp_path: Path) -> 
     taker = Sampler(tmp_path, os.getpid(), ignored=set())
     taker.take()
     sample = json.loads(json.dumps(taker.take(is_last=True)))
-    assert "troubles" not in sample
+    assert "unread" not in sample
     (mine,) = [p for p in sample["processes"] if p["pid"] == process.pid]
     assert mine["rss"] > mine["anonymous"] > 0
     assert mine["affinity"] == sorted(os.sched_getaffinity(process.pid))
@@ -137,7 +137,7 @@ def test_a_part_that_cannot_be_read_is_unknown_and_the_rest_goes_on(
     monkeypatch.setattr("feedrate.machine.process.read_network", fail)
     assert taker.take()["network"] is None
     sample = taker.take()
-    assert sample["troubles"] == {"network": "ValueError: an odd line"}
+    assert sample["unread"] == {"network": "ValueError: an odd line"}
     assert sample["memory"]["total"] > 0
 
 

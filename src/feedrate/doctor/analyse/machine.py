@@ -147,7 +147,7 @@ class MachineTrace:
         cores: that this job may use, in the order of the columns of `per_core`.
         gpu_others: GPU and number of the processes that had memory of it before the run or after it.
         others: what took the most CPU outside of this run, by sample.
-        troubles: what the sampler could not read, by name.
+        unread: what the sampler could not read, by name.
     """
 
     times_ns: Times
@@ -162,7 +162,7 @@ class MachineTrace:
     gpu_others: frozenset[tuple[int, int]]
     others: tuple[Sample | None, ...]
     processes: Mapping[int, ProcessSeries]
-    troubles: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.times_ns)
@@ -335,7 +335,7 @@ def read_machine(run_folder: Path) -> MachineTrace:
         ),
         others=tuple(ask(sample, lambda s: s["cpu"]["biggest_other"]) for sample in samples),
         processes=read_processes(samples),
-        troubles=first(reversed(samples), lambda s: s["troubles"]) or {},
+        unread=first(reversed(samples), lambda s: s["unread"]) or {},
     )
 
 

@@ -184,7 +184,7 @@ _MAKERS = 2  # threads that prepare batches, where no function of the user's has
 
 @dataclass(frozen=True, slots=True)
 class PackStages:
-    """A stretch of steps; all times in seconds per batch.
+    """A range of steps; all times in seconds per batch.
 
     Attributes:
         busy_s: by stage, summed over the threads that prepare batches; waiting inside a stage counts.

@@ -141,7 +141,7 @@ def _reading(around: MachineSummary, name: str) -> Fact:
 
 
 def _sampler_facts(trace: MachineTrace) -> list[Fact]:
-    return [Fact(f"could not read {name}", why) for name, why in trace.troubles.items()]
+    return [Fact(f"could not read {name}", why) for name, why in trace.unread.items()]
 
 
 def _count(value: object) -> str:

@@ -170,7 +170,7 @@ class Sampler:
         self._processes, self._gpu = ProcessMeter(), GpuMeter()
         self.shared = SharedNames()
         self._before_ns = time.perf_counter_ns()
-        self._troubles: dict[str, str] = {}
+        self._unread: dict[str, str] = {}
         self._is_first = True
 
     def take(self, *, is_last: bool = False) -> Reading:
@@ -192,10 +192,10 @@ class Sampler:
             parts["gpu_processes"] = lambda: self._gpu.read_processes(set(self.tree.known()))
         self._is_first = False
         for name, read in parts.items():
-            if name not in self._troubles:
+            if name not in self._unread:
                 sample[name] = self._read(name, read)
-        if self._troubles:
-            sample["troubles"] = self._troubles
+        if self._unread:
+            sample["unread"] = self._unread
         return sample
 
     def listen(self, until: float) -> bytes | None:
@@ -212,7 +212,7 @@ class Sampler:
         try:
             return read()
         except Exception as error:
-            self._troubles[name] = f"{type(error).__name__}: {error}"
+            self._unread[name] = f"{type(error).__name__}: {error}"
             return None
 
 

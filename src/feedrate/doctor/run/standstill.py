@@ -31,7 +31,7 @@ _ENOUGH_STEPS = 20  # from here on --seconds limits the steps: the hook's watchi
 _CORES = 0.05
 _COMPUTING_CORES = 0.2  # a loop that waits for its GPU takes more, one that polls for something less
 _BYTES_PER_S = 100_000
-_TORCH_PATIENCE = 10  # times --seconds
+_TORCH_FACTOR = 10  # times --seconds
 _COUNT = struct.Struct("<q")
 
 
@@ -110,7 +110,7 @@ class Standstill:
         if not self._ends_alone or self._plain_pid is None:
             return False
         is_computing = self._is_computing(self._plain_pid, passed_s)
-        seconds = self._seconds * (_TORCH_PATIENCE if self._knows_torch else 1)
+        seconds = self._seconds * (_TORCH_FACTOR if self._knows_torch else 1)
         if now - self._started_s < seconds or self._knows_loader:
             return False
         if not is_computing or self._has_children(self._plain_pid):

@@ -174,7 +174,7 @@ def _copy(source: int, offsets: I64, lengths: I64, target: int, at: int) -> list
 
 
 def _blocks(offsets: I64, lengths: I64) -> Iterator[tuple[int, int]]:
-    """Yield stretches of ranges that are within a few megabytes of each other; a larger range alone."""
+    """Yield runs of ranges that are within a few megabytes of each other; a larger range alone."""
     first = 0
     stops = offsets + lengths
     while first < len(offsets):

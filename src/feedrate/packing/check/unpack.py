@@ -86,16 +86,16 @@ class Tree:
 
     Args:
         label: the beginning of temporary names.
-        mends: an interrupted run wrote here: a file that holds nothing but bytes of the right one and zeros
+        repairs: an interrupted run wrote here: a file that holds nothing but bytes of the right one and zeros
             in the place of the others is replaced.
 
     Attributes:
         kept: how many files were there already.
     """
 
-    def __init__(self, root: Path, label: str = "unpacking", *, mends: bool = False) -> None:
+    def __init__(self, root: Path, label: str = "unpacking", *, repairs: bool = False) -> None:
         self.root, self.kept = root, 0
-        self._label, self._mends = label, mends
+        self._label, self._repairs = label, repairs
         self._folders: dict[bytes, int] = {}
         self._unnamed: list[_Unnamed] = []
         self._unnamed_bytes = 0
@@ -196,7 +196,7 @@ class Tree:
             os.close(fd)
         if there == data:
             return True
-        if self._mends and there is not None and _is_remnant(there, data):
+        if self._repairs and there is not None and _is_remnant(there, data):
             os.unlink(name, dir_fd=folder_fd)
             return False
         raise AlreadyExists(
@@ -310,10 +310,10 @@ class ShardUnpack:
     shard: Shard
     fields: tuple[Field, ...]
     label: str
-    mends: bool
+    repairs: bool
 
     def tree(self) -> Tree:
-        return Tree(Path(self.target), self.label, mends=self.mends)
+        return Tree(Path(self.target), self.label, repairs=self.repairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +358,9 @@ def unpack(
 
     report(0, 0)
     label = f"unpacking-{digest_manifest(manifest)[:12]}"
-    with _marked(Path(inner), label) as mends:
-        tasks = [ShardUnpack(outer, inner, s, manifest.fields, label, mends) for s in manifest.shards]
-        with Tree(Path(inner), label, mends=mends) as tree:
+    with _marked(Path(inner), label) as repairs:
+        tasks = [ShardUnpack(outer, inner, s, manifest.fields, label, repairs) for s in manifest.shards]
+        with Tree(Path(inner), label, repairs=repairs) as tree:
             tables = [_unpack_table(Path(pack), tree, table) for table in find_tables(manifest)]
         written = [Written(len(tables), tree.kept, sum(tables))]
         written += run_tasks(unpack_shard, tasks, workers=workers, size_bytes=total_bytes, watch=report)

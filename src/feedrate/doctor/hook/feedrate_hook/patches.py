@@ -33,13 +33,13 @@ def watch() -> None:
 
     def on_uncaught(args: Any) -> None:
         with Noted("traceback"):
-            mend(args[2])
+            hide_hook(args[2])
 
     wrapping.listen("sys.excepthook", on_uncaught)
 
 
-def mend(error: BaseException | None) -> None:
-    """Mend an exception's traceback and those of what it came from."""
+def hide_hook(error: BaseException | None) -> None:
+    """Take lines of ours out of an exception's traceback, and out of those of what it came from."""
     left: list[Any] = [error]
     seen: set[int] = set()
     while left and len(seen) < _MOST:
@@ -70,7 +70,7 @@ def _sent(original: Any) -> Any:
 
     def __init__(self: Any, exc_info: Any = None, *args: Any, **kwargs: Any) -> None:
         with Noted("traceback"):
-            mend((exc_info or sys.exc_info())[1])
+            hide_hook((exc_info or sys.exc_info())[1])
         if exc_info is not None:
             exc_info = (*exc_info[:2], getattr(exc_info[1], "__traceback__", exc_info[2]))
         original(self, exc_info, *args, **kwargs)
@@ -117,7 +117,7 @@ class PatchFinder:
         try:
             loader.exec_module = exec_module
         except AttributeError as error:
-            session.trouble(f"import {name}", error)
+            session.note_error(f"import {name}", error)
 
     def apply(self, name: str, module: Any) -> None:
         for patch in self.patches.get(name, ()):

@@ -39,7 +39,7 @@ class ProbeSchedule:
 
 
 _ALL_CALLS = 1 << 60
-_MOST_TROUBLES = 50
+_MOST_ERRORS = 50
 
 
 class Session:
@@ -56,7 +56,7 @@ class Session:
         self.calls_to_skip = 0  # that wait for the device, in this step: timing them all would slow it
         self._optimizer_steps_then = -1  # when the present step began
         self._asked: set[int] = set()  # the iterators that were asked in it
-        self._troubles: set[str] = set()
+        self._errors: set[str] = set()
         self._begin(Ring(""))
 
     def _begin(self, ring: Ring) -> None:
@@ -92,7 +92,7 @@ class Session:
 
     def failed(self, phase: int, error: BaseException) -> None:
         """A dataset that needs what it writes fails behind the guard."""
-        self.trouble(f"experiments: {layout.PHASES[phase]}", error)
+        self.note_error(f"experiments: {layout.PHASES[phase]}", error)
         self.skip(f"it failed: {type(error).__name__}: {error}", phase)
 
     def measured(self, phase: int, span_ns: tuple[int, int], batches: int, detail: dict[str, Any]) -> None:
@@ -160,11 +160,11 @@ class Session:
             return _number(os.environ.get("RANK", os.environ.get("SLURM_PROCID")))
         return int(group.get_rank())
 
-    def trouble(self, where: str, error: BaseException) -> None:
+    def note_error(self, where: str, error: BaseException) -> None:
         """Say once what failed in the hook."""
-        if where not in self._troubles and len(self._troubles) < _MOST_TROUBLES:
-            self._troubles.add(where)
-            self.facts("trouble", where=where, error=f"{type(error).__name__}: {error}"[:500])
+        if where not in self._errors and len(self._errors) < _MOST_ERRORS:
+            self._errors.add(where)
+            self.facts("hook-error", where=where, error=f"{type(error).__name__}: {error}"[:500])
 
     def begin_step(self, asker: int = 0) -> None:
         """A next() of a loader's iterator begins: decide whether it and the step after it are probed.
@@ -219,7 +219,7 @@ class Session:
                     self._experiments = Experiments()
                 except Exception as error:
                     self.is_passive = True
-                    self.trouble("experiments", error)
+                    self.note_error("experiments", error)
         return self._experiments
 
     def forget_experiments(self) -> None:
@@ -237,7 +237,7 @@ def parent_pid() -> int:
 class Noted:
     """Code of the hook's own: what fails in it is noted, and does not reach the user's program.
 
-    In what runs at every step, `try` and `trouble` stand in its place: they cost nothing where nothing fails.
+    In what runs at every step, `try` and `note_error` stand in its place: free where nothing fails.
     """
 
     __slots__ = ("_where",)
@@ -251,7 +251,7 @@ class Noted:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if not isinstance(error, Exception):
             return False
-        session.trouble(self._where, error)
+        session.note_error(self._where, error)
         return True
 
 

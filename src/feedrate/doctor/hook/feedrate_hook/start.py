@@ -44,7 +44,7 @@ def begin() -> None:
         parts.begin_prelude()
         patches.expect_plain()
     except Exception as error:
-        session.trouble("start", error)
+        session.note_error("start", error)
         return
 
     def before_fork() -> None:

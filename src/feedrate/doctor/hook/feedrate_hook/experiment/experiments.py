@@ -2,7 +2,7 @@
 r"""The experiments on a running training loop, from inside its next() calls.
 
     watching --enough seen, nobody writes--> guard up, drain, again (inside one next) --> feeding --> the end
-        \--trouble, or a writer that does not come to its end--> given up: the real run goes on untouched
+        \--an error, or a writer that does not come to its end--> given up: the real run goes on untouched
 
 Behind the guard the run is not the user's any more, so every way from there leads to the end of the process
 (guard/processes.py).
@@ -53,7 +53,7 @@ class Experiments:
         self._feeding: Any = None
         self._is_inside = False
         self._last_call_s = 0.0
-        self._patience_s = LEFT_S
+        self._idle_limit_s = LEFT_S
         self._older = frozenset(threading.enumerate())
         self._writers_s = float(session.settings.get("writers_seconds", processes.WAIT_S))
         # Called when the main module is over, before multiprocessing and torch put their things away.
@@ -129,7 +129,7 @@ class Experiments:
 
     def _give_up(self, where: str, error: BaseException) -> None:
         self._state = GIVEN_UP
-        session.trouble(f"experiments: {where}", error)
+        session.note_error(f"experiments: {where}", error)
         self._ranks.withdraw()
         if self._ranks.size > 1 and self._ranks.plan() is not None:
             self._prepare()
@@ -151,7 +151,7 @@ class Experiments:
         session.loaders.note_unasked()
         try:
             loader = session.loaders.loader_of(iterator)
-            self._patience_s = max(LEFT_S, 8 * self._watching.step_s(seen))
+            self._idle_limit_s = max(LEFT_S, 8 * self._watching.step_s(seen))
             self._prepare()
             with self._scope.own():
                 reason = self._reason_not_to_begin()
@@ -177,7 +177,7 @@ class Experiments:
                 self._spoil(loader, kept, seen, database)
             return self._feed(iterator, take)
         except BaseException as error:
-            session.trouble("experiments: experiments", error)
+            session.note_error("experiments: experiments", error)
             self._ending.end(error)
 
     def _reason_not_to_begin(self) -> str:
@@ -258,7 +258,7 @@ class Experiments:
                     kept.append(batches.Kept(batch))
                     used += size
                 except Exception as error:
-                    session.trouble("experiments: keep", error)
+                    session.note_error("experiments: keep", error)
         return kept
 
     def _spoil(self, loader: Any, kept: list[Any], seen: Seen, database: str | None) -> None:
@@ -288,7 +288,7 @@ class Experiments:
         """Asked twice a second by the thread that will end the process."""
         if self._state != FEEDING:
             return None
-        if time.monotonic() - self._last_call_s > (STUCK_S if self._is_inside else self._patience_s):
+        if time.monotonic() - self._last_call_s > (STUCK_S if self._is_inside else self._idle_limit_s):
             return "the loop was left: it took no batch any more"
         if self._ranks.size > 1 and self._ranks.has_ended():
             return "another rank has ended"
@@ -318,7 +318,7 @@ class Experiments:
                 session.phase = layout.DRAIN  # workers put up a guard when they see it
                 session.pace_s *= AT_EXIT
                 batches.after_the_end(loader)
-        except Exception as trouble:
-            session.trouble("experiments: exit", trouble)
+        except Exception as error:
+            session.note_error("experiments: exit", error)
         finally:
             session.phase = layout.REAL

@@ -160,14 +160,14 @@ class Feeding:
                 try:
                     measure_copies(batches.bytes_of(self._kept[0].again()))
                 except Exception as error:
-                    session.trouble("experiments: copy rates", error)
+                    session.note_error("experiments: copy rates", error)
 
     def _stop(self) -> None:
         feed, self._feed = self._feed, None
         try:
             feed.stop()
         except Exception as error:
-            session.trouble("experiments: stop", error)
+            session.note_error("experiments: stop", error)
 
     def _beside(self, seen: Any, take: Callable[[], Any]) -> Any:
         """A loader that goes along with the training one: real batches in a trial, kept ones in a replay."""

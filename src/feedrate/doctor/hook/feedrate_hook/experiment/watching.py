@@ -26,7 +26,7 @@ MARGIN = 8  # steps between the decision and the beginning: every rank has read 
 JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_ID",
 )  # fmt: skip
-PATIENCE_S = 120.0  # longer than a rank waits for those who write
+LONGEST_WAIT_S = 120.0  # longer than a rank waits for those who write
 
 
 class Ranks:
@@ -76,7 +76,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         self._write(f"{name}-{self.rank}", value)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + LONGEST_WAIT_S
         while time.monotonic() < deadline and not self.has_ended():
             values = [self._read(f"{name}-{rank}") for rank in range(self.size)]
             if all(value is not None for value in values):

@@ -224,7 +224,7 @@ class Ending:
                     try:
                         step()
                     except BaseException as error:
-                        session.trouble(f"experiments: {step.__name__}", error)
+                        session.note_error(f"experiments: {step.__name__}", error)
                 for last in self.before:
                     last()
         finally:

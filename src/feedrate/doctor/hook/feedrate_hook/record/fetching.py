@@ -74,7 +74,7 @@ class Fetching:
                 fetch = self._time_parts(start, fetcher)
                 asked = _mark_samples(fetcher, indices)
         except Exception as error:
-            session.trouble("fetch", error)
+            session.note_error("fetch", error)
         here.is_fetching = session.fetching = True
         try:
             if session.scope is None:
@@ -104,7 +104,7 @@ class Fetching:
             if worker >= 0 and samples.views.is_looking:
                 samples.views.look(batch)
         except Exception as error:
-            session.trouble("fetch", error)
+            session.note_error("fetch", error)
         return batch
 
     def _note_end(self, worker: int, number: int) -> None:
@@ -119,7 +119,7 @@ class Fetching:
             shards = shards if isinstance(shards, int) else None
             session.facts("worker-ended", worker_id=worker, batches=batches, shards=shards)
         except Exception as error:
-            session.trouble("fetch", error)
+            session.note_error("fetch", error)
 
     def _record_handover(self, end: clock.Reading) -> None:
         start = self._last_end

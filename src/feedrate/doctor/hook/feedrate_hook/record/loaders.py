@@ -216,7 +216,7 @@ class Loaders:
                 self._record(iterator, start, (end - start, 0, 0), batch)
                 training.batch_arrived()
             except Exception as error:
-                session.trouble("next", error)
+                session.note_error("next", error)
         return batch
 
     @unseen
@@ -235,7 +235,7 @@ class Loaders:
                 device.wait_begins()
             start = clock.read() if is_probed else (clock.wall_ns(), 0, 0)
         except Exception as error:
-            session.trouble("next", error)
+            session.note_error("next", error)
         session.waiting = True
         try:
             batch = original(iterator)
@@ -254,7 +254,7 @@ class Loaders:
             else:
                 self._record(iterator, start[0], (clock.wall_ns() - start[0], 0, 0), batch)
         except Exception as error:
-            session.trouble("next", error)
+            session.note_error("next", error)
         return batch
 
     def _record(self, iterator: Any, start: int, spent: clock.Reading, batch: Any) -> None:
@@ -301,7 +301,7 @@ class Loaders:
             session.ring.write(layout.WAIT, known.number, start, wall, 0, 0, -1, mine.taken, bits)
             self.note_stats(iterator)
         except Exception as error:
-            session.trouble("next", error)
+            session.note_error("next", error)
 
 
 loaders = Loaders()
@@ -357,7 +357,7 @@ def _indexed(original: Any) -> Any:
             if not session.is_worker and not here.is_fetching:
                 loaders.note_index(self, index)
         except Exception as error:
-            session.trouble("next_index", error)
+            session.note_error("next_index", error)
         return index
 
     return _next_index

@@ -47,7 +47,7 @@ def _on_open(args: Any) -> None:
         if not is_writing:
             fetch.opened.append(os.fsdecode(path))
     except Exception as error:
-        session.trouble("open", error)
+        session.note_error("open", error)
 
 
 def record_open() -> None:

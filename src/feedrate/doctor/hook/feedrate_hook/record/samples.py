@@ -209,7 +209,7 @@ def note_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     except Exception as error:
         Calls.is_open = False
         Calls.has_failed = True
-        session.trouble("calls", error)
+        session.note_error("calls", error)
 
 
 def write_calls() -> None:

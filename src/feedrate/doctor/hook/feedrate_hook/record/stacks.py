@@ -146,7 +146,7 @@ def _run(done: Any, period_s: float, after_s: float) -> None:
             elif session.thread and (session.probing or (_Looker.is_unasked and session.role == "other")):
                 _look()
     except Exception as error:
-        session.trouble("stacks", error)
+        session.note_error("stacks", error)
     finally:
         done.release()
 

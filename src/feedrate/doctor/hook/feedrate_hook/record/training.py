@@ -406,7 +406,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG00
         if session.probing and get_ident() == session.thread:
             training.optimizer_starts[id(optimizer)] = clock.begin()
     except Exception as error:
-        session.trouble("optimizer", error)
+        session.note_error("optimizer", error)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - torch's signature
@@ -421,7 +421,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         if session.role == "other":
             _watch_alone()
     except Exception as error:
-        session.trouble("optimizer", error)
+        session.note_error("optimizer", error)
 
 
 def _watch_alone() -> None:
