@@ -28,7 +28,6 @@ OTHERS_SAY = {
     ("cli/__init__.py", "'unrecognized'"): "argparse, in its message",
     ("cli/split.py", "'=rest'"): "the user, on the command line",
     ("packing/change/split.py", "'rest'"): "the user, on the command line",
-    ("bench/turns.py", "'DataLoader worker'"): "torch, in its error",
     ("remote/addresses.py", "'support range requests'"): "fsspec, in its error",
     ("doctor/hook/feedrate_hook/guard/kernel.py", "' (deleted)'"): "Linux, in /proc",
     ("doctor/hook/feedrate_hook/guard/guard.py", "' (deleted)'"): "Linux, in /proc",
@@ -40,8 +39,6 @@ OTHERS_SAY = {
     ("machine/process.py", "'per-op statistics'"): "Linux, in mountstats",
     ("model/gpus.py", "'pcie'"): "NVIDIA, in the name of a GPU",
     ("report/doctor_words.py", "words.endswith"): "the names of numbers, which end in their unit",
-    ("scratch/marker.py", "'pack'"): "the first line of a marker: a code of its format",
-    ("scratch/marker.py", "'files'"): "the first line of a marker: a code of its format",
 }
 # Ours, without a code yet.
 WAITING = {
@@ -51,11 +48,7 @@ WAITING = {
     ("packing/check/quality.py", "text.startswith"),
     ("packing/recode.py", "'all images'"),  # stands in pack.json: a code of the format by now
     ("packing/values.py", "'CMYK'"),
-    ("plan/ways.py", "way.needs"),
-    ("report/bench_machine.py", "row.figure.note"),
     ("report/pack.py", "'mapped'"),
-    ("report/plan_page.py", "label.startswith"),
-    ("report/plan_page.py", "in label"),
 }
 
 

@@ -51,7 +51,7 @@ def test_type_checkers_see_the_names_that_are_loaded_and_where_they_come_from() 
 
 @pytest.mark.parametrize("statement", ["import feedrate", "import feedrate.cli; feedrate.cli.make_parser()"])
 def test_importing_feedrate_brings_in_no_heavy_package(statement: str) -> None:
-    check = "import sys; print(sorted({'torch', 'pyarrow', 'PIL', 'rich'} & set(sys.modules)))"
+    check = "import sys; print(sorted({'torch', 'numpy', 'pyarrow', 'PIL', 'rich'} & set(sys.modules)))"
     shown = subprocess.run(
         [sys.executable, "-c", f"{statement}; {check}"], capture_output=True, text=True, check=True
     )

@@ -68,7 +68,7 @@ def test_quality_does_not_call_a_dataset_of_deep_images_good(
     xrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack(xrays, tmp_path / "p", PackOptions(workers=1))
-    assert main(["quality", str(tmp_path / "p")]) == 0
+    assert main(["ls", str(tmp_path / "p"), "--quality"]) == 0
     said = capsys.readouterr().out
     assert "good" not in said
     assert "1 kind of oddities deserve a look" in said

@@ -100,8 +100,7 @@ class Gpu:
         self.context = open_context(0)
         driver = self.context.driver
         nvrtc = load_nvrtc(int(driver.version.partition(".")[0]))
-        ordinal = ctypes.c_int(0)
-        capability = (self.context._attribute(MAJOR, ordinal), self.context._attribute(MINOR, ordinal))
+        capability = (self.attribute(MAJOR), self.attribute(MINOR))
         code = CodeCache(find_folder()).compile(
             nvrtc,
             contract.source(),
@@ -116,16 +115,19 @@ class Gpu:
         with self.context.current():
             self.context.driver.call(function, *arguments)
 
+    def attribute(self, which: int) -> int:
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), which, ctypes.c_int(0))
+        return value.value
+
     def used_bytes(self) -> int:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return total.value - free.value
 
-    def launch(
-        self, name: str, grid: tuple[int, int], block: int, shared_bytes: int, args: Sequence[Any]
-    ) -> None:
+    def launch(self, name: str, grid: tuple[int, int], block: int, args: Sequence[Any]) -> None:
         values = [arg.address if isinstance(arg, DeviceBytes) else arg for arg in args]
-        self.module.launch(name, grid, block, values, shared_bytes=shared_bytes, stream=self.stream)
+        self.module.launch(name, grid, block, values, stream=self.stream)
 
     def decode(self, cases: Sequence[Case], size: tuple[int, int], channels: int) -> tuple[Any, Any, Any]:
         """Decode a batch; return pixels, statuses, and which samples were taken."""

@@ -18,6 +18,7 @@ import pytest
 
 from feedrate.doctor.analyse.machine_summary import MachineSummary
 from feedrate.doctor.analyse.summarise import measure
+from feedrate.doctor.analyse.timeline import build_loops
 from feedrate.doctor.findings.diagnose import diagnose
 from feedrate.doctor.hook.feedrate_hook import layout
 from support.bench_results import MACHINE
@@ -185,8 +186,9 @@ def test_nothing_is_written_from_the_first_experiment_on(examined: Run) -> None:
 
 
 def test_the_python_loop_in_the_dataset_is_found(examined: Run) -> None:
-    measured = measure(examined.recording, MachineSummary(cores=1.0), warmup=2)
-    assert measured is not None
+    loops = build_loops(examined.recording, warmup=2)
+    assert loops
+    measured = measure(examined.recording, loops, MachineSummary(cores=1.0))
     diagnosis = diagnose(
         measured, command=[], mode="experiments", exit_code=None, seconds=10.0, machine=MACHINE
     )
