@@ -205,6 +205,7 @@ class EpochRun:
         ahead = Ahead(
             resources.pack, len(self._shares), lambda step: self._find(self._shares.slots(step)),
             list(dict.fromkeys(w.field.name for w in setup.wanted if w.field is not None)),
+            follows_flow=setup.order.kind == orders.Staged.kind and self._epoch == 0,
             is_kept=is_kept if keepers else None,
         )  # fmt: skip
         ahead.start()

@@ -177,16 +177,22 @@ class Copier:
 
     def ask(self, parts: Iterable[Part]) -> Iterator[Asked]:
         """Ask for what parts lack, block by block; of several parts, side by side."""
-        offsets = {part: part.size_bytes for part in parts}
-        while offsets:
-            for part, offset in list(offsets.items()):
-                length = min(self._block_bytes, part.file.size_bytes - offset)
-                if length > 0 and not part.is_closed:
-                    offsets[part] += length
-                    yield Asked(part, self._read(part.file, offset, length))
-                if part.is_closed or offsets[part] >= part.file.size_bytes:
-                    del offsets[part]
-                    yield Asked(part, None)
+        offsets: dict[Part, int] = {}
+        try:
+            for part in parts:
+                offsets[part] = part.size_bytes
+            while offsets:
+                for part, offset in list(offsets.items()):
+                    length = min(self._block_bytes, part.file.size_bytes - offset)
+                    if length > 0 and not part.is_closed:
+                        offsets[part] += length
+                        yield Asked(part, self._read(part.file, offset, length))
+                    if part.is_closed or offsets[part] >= part.file.size_bytes:
+                        del offsets[part]
+                        yield Asked(part, None)
+        finally:
+            for part in offsets:
+                part.close()
 
     def run(self, asked: Iterable[Asked]) -> None:
         """Take what is asked for, and close all parts when that fails."""

@@ -67,13 +67,14 @@ class DamagedSamples:
     Attributes:
         count: how many samples there was a doubt about.
         lost_shards: of each shard, whether it is gone.
+        doubted_shards: of each shard, whether there was a doubt about one of its samples.
     """
 
     def __init__(self, name: str, shards: int) -> None:
         self.count = 0
         self._name = name
         self._lock = threading.Lock()
-        self.lost_shards = np.zeros(shards, np.bool_)
+        self.lost_shards, self.doubted_shards = np.zeros((2, shards), np.bool_)
         self._distrusted: set[int] = set()
 
     def add(self, shards: I64, positions: I64, statuses: I32) -> None:
@@ -87,6 +88,7 @@ class DamagedSamples:
             self.count += len(positions)
             lost = np.isin(statuses, _LOST)
             self.lost_shards[shards[lost]] = True
+            self.doubted_shards[shards] = True
             self._distrusted.update(positions[~lost].tolist())
 
     def distrusts(self, positions: I64) -> npt.NDArray[np.bool_]:
@@ -109,6 +111,8 @@ class FillingCopy(Protocol):
 
     @property
     def landed_bytes(self) -> int: ...
+
+    def read(self, request: Piece, *, may_wait: bool) -> Future[bytes] | None: ...
 
     def let_flow(self) -> None: ...
 
@@ -365,9 +369,18 @@ class RemotePack(Pack):
         offsets, lengths = values.offset[at].tolist(), values.length[at].tolist()
         return [Piece(*one) for one in zip(names, offsets, lengths, strict=True)]
 
-    def fetch(self, wants: Sequence[Sequence[Piece]]) -> PendingFetch:
-        """Ask for the pieces that batches need, a list each."""
-        return PendingFetch(self._read, wants)
+    def fetch(self, wants: Sequence[Sequence[Piece]], *, may_wait: bool = False) -> PendingFetch:
+        """Ask for the pieces that batches need, a list each. `may_wait`: for what scratch has soon."""
+        copy = self.copy
+        if copy is None:
+            return PendingFetch(self._read, wants)
+        doubted = {self._origins[i] for i in np.flatnonzero(self._damaged.doubted_shards).tolist()}
+
+        def read(request: Piece) -> Future[bytes]:
+            there = None if request.file in doubted else copy.read(request, may_wait=may_wait)
+            return self._read(request) if there is None else there
+
+        return PendingFetch(read, wants)
 
     def _read(self, request: Piece) -> Future[bytes]:
         future = self.reader.read(request)
@@ -400,8 +413,8 @@ class RemotePack(Pack):
         pieces = self._pieces(field, values, positions, far)
         files = None if self._fetched is None else self._fetched[1]
         if files is None or not all(piece in files.fetched.places for piece in pieces):
-            # Nothing was fetched ahead, or a copy on scratch was found damaged since.
-            pending = self.fetch([pieces])
+            # Nothing was fetched ahead, or what scratch has was found damaged: it is not asked.
+            pending = PendingFetch(self._read, [pieces])
             pending.wait()
             files = FetchedFiles(self, pending.fetched)
         file, offset = values.file.copy(), values.offset.copy()

@@ -49,6 +49,8 @@ class Ahead:
     Args:
         positions: of a step's samples.
         fields: whose values are needed.
+        follows_flow: batches come in the order in which the pack flows to scratch: what is about to come
+            there is not fetched twice.
         is_kept: what a cache has.
     """
 
@@ -59,11 +61,12 @@ class Ahead:
         positions: Callable[[int], I64],
         fields: Sequence[str],
         budget_bytes: int | None = None,
+        follows_flow: bool = False,
         is_kept: IsKept | None = None,
     ) -> None:
         self._pack, self._steps, self._positions, self._fields = pack, steps, positions, fields
         self._budget_bytes = budget_bytes or choose_budget()
-        self._is_kept = is_kept
+        self._follows_flow, self._is_kept = follows_flow, is_kept
         self._changed = threading.Condition()
         self._groups: list[_Group] = []
         self._planned = 0
@@ -135,7 +138,8 @@ class Ahead:
                 self._changed.wait()
             if self._stopped:
                 return self._steps
-        pending = self._pack.fetch([batch.pieces for batch in batches])
+        wants = [batch.pieces for batch in batches]
+        pending = self._pack.fetch(wants, may_wait=self._follows_flow and first > 0)
         files = FetchedFiles(self._pack, pending.fetched)
         group = _Group(first, batches, pending, files, set(range(first, first + len(batches))))
         with self._changed:

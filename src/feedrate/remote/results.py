@@ -14,7 +14,7 @@ class FetchStats:
         bytes_fetched: also those that went to scratch.
         most_in_flight: requests at a time.
         values_from_scratch: images and other values that were read from whole files on scratch.
-        values_from_source: the others.
+        values_from_source: the others: fetched, or read from a file that was still on its way to scratch.
         spoilt_on_scratch: values that were damaged or gone there, and read from the source instead.
         landed_bytes: shards that are on scratch now.
     """

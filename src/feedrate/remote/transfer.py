@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from feedrate import kernel
 from feedrate.errors import SourceError, StorageError
@@ -185,6 +186,7 @@ class Transfer:
         wait: how to wait between tries; returns True when it should stop.
         group_files: small files that one thread brings, one behind the other.
         read: asks for a range of a file that is not known; None: threads do, `streams` at a time.
+        group_of: files that follow each other with the same answer are brought side by side.
         refuse: told of a file that changed, or has another checksum, and why; None: that is raised.
     """
 
@@ -197,6 +199,7 @@ class Transfer:
     block_bytes: int = BLOCK_BYTES
     group_files: int = _GROUP_FILES
     read: Read | None = None
+    group_of: Callable[[Incoming], object] | None = None
     refuse: Callable[[Incoming, Exception], None] | None = None
 
     def carry(self, files: Iterable[Incoming], open_part: OpenPart, arrived: Arrived) -> None:
@@ -277,6 +280,11 @@ class _Carrying:
 
     def _ask(self, files: Iterable[Incoming]) -> Iterator[Asked]:
         """Ask for files in order: small ones that follow each other together, the others one by one."""
+        if self._how.group_of is not None:
+            for _, some in groupby(files, self._how.group_of):
+                parts = (Part(file, self._open_part(file), self._how.stop.is_set) for file in some)
+                yield from self._copier.ask(parts)
+            return
         group: list[Incoming] = []
         size_bytes = 0
         for file in files:

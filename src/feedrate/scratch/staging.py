@@ -115,20 +115,17 @@ class Staging:
     def has_landed(self, name: str) -> bool:
         return self.copy.has_landed(name)
 
-    def run(self, order: Sequence[str] = (), how: Transfer | None = None) -> None:
+    def run(self, order: Sequence[str] = ()) -> None:
         """Bring everything; the files in `order` first, in that order.
-
-        Args:
-            how: None: as the options say.
 
         Raises:
             NotFound, StorageError: the source errs, or the disk is full.
             Stopped: `stop` was called.
         """
-        self.bring(dict.fromkeys([*self.contents.small, *order, *self.copy.files]), how)
+        self.bring(dict.fromkeys([*self.contents.small, *order, *self.copy.files]))
 
     def bring(self, names: Iterable[str], how: Transfer | None = None) -> None:
-        """Bring some files, or wait until another process has brought them."""
+        """Bring some files, or wait until another process has brought them. `how`: or as the options say."""
         wanted = list(names)
         while not self._stop.is_set():
             if not self.copy.is_ours:  # a finished one of root's
