@@ -237,7 +237,7 @@ class Step:
 
 
 class Choice(NamedTuple):
-    """The device to train on. `unused`: a sentence on a GPU that is here all the same; `install`: what it lacks."""
+    """The device to train on. `unused`: words on a GPU that is here all the same; `install`: for it."""
 
     device: torch.device
     unused: str = ""
