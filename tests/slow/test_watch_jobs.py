@@ -107,10 +107,10 @@ def test_of_another_users_job_is_shown_what_the_rights_allow(capfd: pytest.Captu
             pass
 
     job = fork_as(65534, wait)
-    os.read(told, 1)
-    main(["watch", "--once", str(job)])  # imports what the other user may not read
-    capfd.readouterr()
     try:
+        os.read(told, 1)
+        main(["watch", "--once", str(job)])  # imports what the other user may not read
+        capfd.readouterr()
         watcher = fork_as(1, lambda: main(["watch", "--once", str(job)]))
         _, status = os.waitpid(watcher, 0)
     finally:
