@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if steps % options.save_steps == 0:
                 accelerator.save_state(options.out)
                 accelerator.print(f"epoch {loader.epoch}, step {steps}: loss {loss.item():.3f}")
+    accelerator.end_training()
 
 
 def loss_of(network: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:

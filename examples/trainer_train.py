@@ -87,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         use_cpu=not torch.cuda.is_available(),
     )
     PackTrainer(options.pack, model=network, args=settings).train(resume_from_checkpoint=options.resume)
+    if torch.distributed.is_initialized():
+        # The Trainer leaves it: its threads may then meet the end of Python, and abort.
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
