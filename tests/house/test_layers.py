@@ -18,7 +18,7 @@ LAYERS = [
     {"__main__"},
     {"cli"},
     {"demo"},
-    {"doctor", "packing", "bench", "plan", "watch"},
+    {"doctor", "run", "packing", "bench", "plan", "watch"},
     {"lab", "hooking"},
     {"tensorflow", "jax"},
     {"loader"},
@@ -99,6 +99,7 @@ INSIDE = {
         {"options", "recode", "mapping", "tables", "values", "workers"},
         {"results"},
     ],
+    "run": [{"launch"}, {"saved"}, {"results", "options"}, {"inside"}, {"hook"}],
 }
 # Folders that are bound to the layer around them in both directions: what they import of it, and what all
 # others import of them. Nothing is added without thought.
