@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from feedrate.errors import UsageError
 from feedrate.format import containers
-from feedrate.format.fields import AUTO, parse_entries
+from feedrate.format.fields import AUTO, dump_entries, parse_entries
 from feedrate.packing.mapping import Map, check_findable
 from feedrate.packing.recode import Recode
 from feedrate.source.options import FieldSpec, SourceOptions
@@ -108,6 +110,21 @@ class PackOptions:
     @property
     def bytes_per_entry(self) -> int:
         return parse_entries(self.entries)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what pack.json says about them; a reader knows what of a table shapes the pack, too."""
+        settings: dict[str, Any] = {"seed": self.seed, "shard_bytes": self.shard_bytes}
+        settings |= self.recode.settings()
+        if self.container != "tar":
+            settings["format"] = self.container
+        if not self.scan:
+            settings["scan"] = False
+        settings |= dump_entries(self.bytes_per_entry)
+        return settings if self.map is None else {**settings, "map": self.map.settings()}
+
+    def as_in(self, settings: Mapping[str, Any]) -> PackOptions:
+        """Return them with the digests of the map that a pack of these settings has of its."""
+        return self if self.map is None else replace(self, map=self.map.as_in(settings.get("map")))
 
     @property
     def source(self) -> SourceOptions:

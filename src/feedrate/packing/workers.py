@@ -52,33 +52,8 @@ class Stopped(Exception):
     """The parent wants no more."""
 
 
-class _Counter:
-    """Where `advance` counts in this process; replaced when the process becomes a worker."""
-
-    def __init__(self, watch: Watch | None = None) -> None:
-        self.samples = self.size_bytes = 0
-        self.watch = watch
-
-    def add(self, samples: int, size_bytes: int) -> None:
-        self.samples += samples
-        self.size_bytes += size_bytes
-        if self.watch:
-            self.watch(self.samples, self.size_bytes)
-
-
-class _SharedCounter(_Counter):
-    def __init__(self, shared: Any, slot: int) -> None:
-        super().__init__()
-        self.shared, self.slot = shared, slot
-
-    def add(self, samples: int, size_bytes: int) -> None:
-        if self.shared[0]:
-            raise Stopped
-        self.shared[self.slot] += samples
-        self.shared[self.slot + 1] += size_bytes
-
-
-_counter = _Counter()
+# What `advance` calls in this process, and what `count_threads` says.
+_count: Watch | None = None
 _threads = 1
 
 
@@ -89,7 +64,8 @@ def count_threads() -> int:
 
 def advance(samples: int, size_bytes: int) -> None:
     """Count finished work; called by tasks, often. Raises `Stopped` when the work is no longer wanted."""
-    _counter.add(samples, size_bytes)
+    if _count is not None:
+        _count(samples, size_bytes)
 
 
 class SizedTask(Protocol):
@@ -155,22 +131,25 @@ def run_tasks(
         threads_each = cores // workers
     if workers > 1:
         return _run_pool(function, tasks, workers, threads_each, watch)
-    done = map(function, tasks) if begin is None or threads == 1 else _overlap(begin, tasks)
-    return _run_here(done, threads, watch)
+    if begin is None or threads == 1:
+        return _run_here(map(function, tasks), threads, watch)
+    # However this ends, a last step that was begun is waited for: no file changes after that.
+    return _run_here(one_ahead(map(begin, tasks)), threads, watch)
 
 
 def _run_here(done: Iterator[Done], threads: int, watch: Watch) -> Iterator[Done]:
-    global _counter, _threads
-    before, _counter, _threads = _counter, _Counter(watch), threads
+    global _count, _threads
+    counts = [0, 0]
+
+    def count(samples: int, size_bytes: int) -> None:
+        counts[:] = counts[0] + samples, counts[1] + size_bytes
+        watch(*counts)
+
+    before, _count, _threads = _count, count, threads
     try:
         yield from done
     finally:
-        _counter, _threads = before, 1
-
-
-def _overlap(begin: Callable[[Task], Callable[[], Done]], tasks: Sequence[Task]) -> Iterator[Done]:
-    # However this ends, a last step that was begun is waited for: no file changes after that.
-    return one_ahead(begin(task) for task in tasks)
+        _count, _threads = before, 1
 
 
 def _run_pool(
@@ -180,7 +159,7 @@ def _run_pool(
     from multiprocessing import Pipe
     from multiprocessing.connection import wait
 
-    processes: list[Process] = []
+    processes: list[subprocess.Popen[bytes]] = []
     busy: set[Any] = set()  # our ends of the pipes to workers that have a task
     waiting = iter(tasks)
     with contextlib.ExitStack() as open_files:
@@ -197,19 +176,21 @@ def _run_pool(
                 busy.add(ours)
                 with theirs, _interrupts_later():
                     processes.append(start_worker(theirs.fileno(), counts_fd, living_fd))
-                _hand_over(ours, (function, 1 + 2 * number, threads_each, _read_switches()))
-            for pipe in busy:
-                _hand_over(pipe, next(waiting))
+                with _explain_death():
+                    ours.send((function, 1 + 2 * number, threads_each, _read_switches()))
+                    ours.send(next(waiting))
             while busy:
                 ready: list[Any] = wait(list(busy), timeout=_POLL_S)
                 watch(sum(shared[1::2]), sum(shared[2::2]))
                 for pipe in ready:
-                    has_failed, result = _receive(pipe)
+                    with _explain_death():
+                        has_failed, result = pipe.recv()
                     if has_failed:
                         raise result
                     # Before the result is used: no worker waits for what happens with it.
                     for task in waiting:
-                        _hand_over(pipe, task)
+                        with _explain_death():
+                            pipe.send(task)
                         break
                     else:
                         busy.remove(pipe)
@@ -223,13 +204,7 @@ def _run_pool(
                 process.wait()
 
 
-class Process(Protocol):
-    """A process that was started."""
-
-    def wait(self) -> int: ...
-
-
-def start_worker(*fds: int) -> Process:
+def start_worker(*fds: int) -> subprocess.Popen[bytes]:
     """Start a process that has these open files: its pipe, the array, and the sign that this one lives."""
     words = isolated_command("feedrate.packing.workers:work", *map(str, fds))
     # Not a fork: this process may have threads (rich, pyarrow), and a forked lock may be held by nobody.
@@ -240,26 +215,16 @@ def _map_counts(fd: int) -> memoryview:
     return memoryview(mmap.mmap(fd, 0)).cast("q")
 
 
-def _hand_over(pipe: Connection, task: object) -> None:
+@contextlib.contextmanager
+def _explain_death() -> Iterator[None]:
+    """Make a sentence of what a pipe says whose other end is gone."""
     try:
-        pipe.send(task)
-    except ConnectionError as error:
-        raise _death() from error
-
-
-def _receive(pipe: Connection) -> tuple[bool, Any]:
-    try:
-        has_failed, result = pipe.recv()
+        yield
     except (EOFError, ConnectionError) as error:
-        raise _death() from error
-    return has_failed, result
-
-
-def _death() -> FeedrateError:
-    return FeedrateError(
-        "a worker process died; was it killed for want of memory?",
-        hint="run the same command again, perhaps with fewer --workers",
-    )
+        raise FeedrateError(
+            "a worker process died; was it killed for want of memory?",
+            hint="run the same command again, perhaps with fewer --workers",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -291,10 +256,19 @@ def work_with(pipe: Connection, counts_fd: int, living_fd: int) -> None:
     """Do what comes through the pipe, until its other end is closed."""
     from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 
+    global _count, _threads
     _become_worker(living_fd)
+    shared = _map_counts(counts_fd)
+
+    def count(samples: int, size_bytes: int) -> None:
+        if shared[0]:
+            raise Stopped
+        shared[slot] += samples
+        shared[slot + 1] += size_bytes
+
     with contextlib.suppress(EOFError, ConnectionError):
-        function, slot, threads, switches = pipe.recv()
-        _count_in(_map_counts(counts_fd), slot, threads)
+        function, slot, _threads, switches = pipe.recv()
+        _count = count
         for module, name, value in switches:
             setattr(importlib.import_module(module), name, value)
         while True:
@@ -315,11 +289,6 @@ def _become_worker(living_fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
     threading.Thread(target=_end_with_parent, args=(living_fd,), daemon=True).start()
-
-
-def _count_in(shared: memoryview, slot: int, threads: int) -> None:
-    global _counter, _threads
-    _counter, _threads = _SharedCounter(shared, slot), threads
 
 
 def _end_with_parent(living_fd: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol
 
 from feedrate.errors import FeedrateError, MissingExtra, StorageError
 from feedrate.files.atomic import is_temporary
@@ -25,9 +25,6 @@ from feedrate.packing.options import Engine
 from feedrate.packing.workers import Watch, run_tasks
 from feedrate.units import format_count
 
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 # A job that ends so often without a shard will not do better the next time.
 _MOST_LOSSES = 3
 
@@ -37,7 +34,7 @@ class Job:
     """Some tasks that were handed over together; `handle` is what the cluster knows them by."""
 
     tasks: tuple[ShardTask, ...]
-    handle: object
+    handle: Any
 
 
 class Cluster(Protocol):
@@ -137,29 +134,18 @@ def write_shards(tasks: Sequence[ShardTask], workers: int) -> MapCost | Feedrate
 
 def _measure(tasks: Sequence[ShardTask]) -> tuple[int, int]:
     """Return samples and bytes of what has been made so far, by the sizes of the files in the target."""
-    made = dict(_find_shards(Path(tasks[0].target)))
-    samples = size_bytes = 0.0
-    for task in tasks:
-        share = min(1.0, made.get(task.shard_name, 0) / task.expected_bytes)
-        samples += share * task.samples
-        size_bytes += share * task.source_bytes
+    # Of a shard that is whole the half of a lost job may be beside it: the whole one counts.
+    made: dict[str, tuple[bool, int]] = {}
+    for path in Path(tasks[0].target).iterdir():
+        with contextlib.suppress(OSError):
+            is_whole = not is_temporary(path.name)
+            # `.shard-00003.tar.4711-0123abcd.tmp` grows to be `shard-00003.tar`.
+            name = path.name if is_whole else path.name[1:].rsplit(".", 2)[0]
+            made[name] = max(made.get(name, (False, 0)), (is_whole, path.stat().st_size))
+    shares = [min(1.0, made.get(t.shard_name, (False, 0))[1] / t.expected_bytes) for t in tasks]
+    done = [(share * t.samples, share * t.source_bytes) for t, share in zip(tasks, shares, strict=True)]
+    samples, size_bytes = map(sum, zip(*done, strict=True))
     return int(samples), int(size_bytes)
-
-
-def _find_shards(folder: Path) -> Iterator[tuple[str, int]]:
-    found: list[tuple[str, int, bool]] = []
-    with os.scandir(folder) as scan:
-        for entry in scan:
-            try:
-                # `.shard-00003.tar.4711-0123abcd.tmp` grows to be `shard-00003.tar`.
-                name = entry.name[1:].rpartition(".tmp")[0].rpartition(".")[0]
-                is_whole = not is_temporary(entry.name)
-                found.append((entry.name if is_whole else name, entry.stat().st_size, is_whole))
-            except OSError:
-                continue
-    # The whole one counts where a lost job's half is beside it.
-    for name, size_bytes, _ in sorted(found, key=lambda one: one[2]):
-        yield name, size_bytes
 
 
 _POLL_S = 1.0
@@ -208,16 +194,12 @@ class _Dask:
     def wait(self, jobs: Sequence[Job]) -> list[Job]:
         from concurrent.futures import FIRST_COMPLETED, wait
 
-        ended, _ = wait([_future(job) for job in jobs], timeout=_POLL_S, return_when=FIRST_COMPLETED)
-        return [job for job in jobs if _future(job) in ended]
+        ended, _ = wait([job.handle for job in jobs], timeout=_POLL_S, return_when=FIRST_COMPLETED)
+        return [job for job in jobs if job.handle in ended]
 
     def outcome(self, job: Job) -> MapCost | FeedrateError | str:
         try:
-            return _future(job).result()
+            return job.handle.result()  # type: ignore[no-any-return]
         except Exception as error:  # KilledWorker and its like
             words = str(error).strip().splitlines()
             return f"{type(error).__name__}: {words[0]}" if words else repr(error)
-
-
-def _future(job: Job) -> Future[MapCost | FeedrateError]:
-    return cast("Future[MapCost | FeedrateError]", job.handle)

@@ -20,7 +20,7 @@ import numpy as np
 
 from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, StorageError
-from feedrate.files.atomic import atomic_write, explained
+from feedrate.files.atomic import atomic_write, explained, write_all
 from feedrate.format.containers.hdf5 import FILE_NAME, Hdf5, find_bare, make_columns, make_layout
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.index import Part, parse_part
@@ -29,6 +29,7 @@ from feedrate.format.raw import bare_table
 from feedrate.kernel import I64
 from feedrate.packing.build.plan import INDEX_SUFFIX
 from feedrate.packing.build.shard import ShardDone, describe_part, read_done, write_part
+from feedrate.packing.check.verify import measure_file
 
 _BLOCK_BYTES = 2**24
 
@@ -42,7 +43,7 @@ def join_parts(
         StorageError: the disk is full or failed; the parts are still there.
         MissingExtra: h5py is not installed.
     """
-    notes = [one.notes["hdf5"] for one in done]
+    notes = [one.found["notes"]["hdf5"] for one in done]
     bare = {f.name: found for f in fields if (found := find_bare(f, notes)) is not None}
     samples = sum(one.shard.samples for one in done)
     columns = make_columns(fields, samples, notes)
@@ -55,7 +56,9 @@ def join_parts(
             _move_part(folder, fields, one, join, index_name(number), size_bytes)
             for number, one in enumerate(done)
         ]
-        crc32c = _checksum(out.name, size_bytes)
+        seen, crc32c = measure_file(Path(out.name))
+        if seen != size_bytes:
+            raise PackError(f"{FILE_NAME} was cut short while it was written")
     whole = partial(dataclasses.replace, name=FILE_NAME, size_bytes=size_bytes, crc32c=crc32c)
     shards = [
         one._replace(shard=whole(one.shard, index=index)) for one, index in zip(done, moved, strict=True)
@@ -106,7 +109,7 @@ class _Join:
         """Write one value per sample of the part that is being moved."""
         begin, dtype = self.places[name]
         data = np.ascontiguousarray(np.asarray(values, dtype))
-        _write(self.fd, data.tobytes(), begin + self.samples * data.itemsize)
+        write_all(self.fd, data.tobytes(), begin + self.samples * data.itemsize)
 
     def move(self, field: Field, source: int, rows: Any) -> None:
         """Copy the bytes of a field, and fill in where they are now."""
@@ -167,7 +170,7 @@ def _copy(source: int, offsets: I64, lengths: I64, target: int, at: int) -> list
         starts = (offsets[first:last] - begin).tolist()
         pieces = [block[a : a + n] for a, n in zip(starts, lengths[first:last].tolist(), strict=True)]
         size_bytes = int(lengths[first:last].sum())
-        _write(target, block if size_bytes == len(block) else b"".join(pieces), at)
+        write_all(target, block if size_bytes == len(block) else b"".join(pieces), at)
         crcs += map(kernel.crc32c, pieces)
         at += size_bytes
     return crcs
@@ -182,23 +185,6 @@ def _blocks(offsets: I64, lengths: I64) -> Iterator[tuple[int, int]]:
         last = max(last, first + 1)
         yield first, last
         first = last
-
-
-def _write(fd: int, data: bytes | memoryview, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, at)
-        view, at = view[done:], at + done
-
-
-def _checksum(path: str, size_bytes: int) -> int:
-    crc32c = seen = 0
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_BLOCK_BYTES):
-            crc32c, seen = kernel.crc32c(chunk, crc32c), seen + len(chunk)
-    if seen != size_bytes:
-        raise PackError(f"{FILE_NAME} was cut short while it was written")
-    return crc32c
 
 
 def _as_stored(field: Field, bare: tuple[str, tuple[int, ...]] | None) -> Field:

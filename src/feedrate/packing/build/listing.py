@@ -16,7 +16,7 @@ import json
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -29,10 +29,12 @@ from feedrate.format.fields import Field, key_of_stem, make_stem
 from feedrate.format.index import ByteStrings
 from feedrate.format.manifest import dump_field, load_field
 from feedrate.kernel import I64, Ranges
+from feedrate.progress import Rejection, Tick
 from feedrate.source.record import ContainerValue, FileRange, ImageFiles, Record, Value
 
 NAME = "packing.listing"
 _CHUNK = 4096
+_TELL_EVERY = 1000
 # Fewer files than this are not worth a chunk of their own.
 _BLOCK_FILES = 64
 _MAGIC = b"feedrls1"
@@ -79,10 +81,11 @@ class ListingWriter:
 
     Attributes:
         count: samples so far; `files` and `source_bytes` of them.
+        numbers: that `add_all` gave to them, and to what was rejected.
     """
 
     def __init__(self, out: BinaryIO) -> None:
-        self.count = self.files = self.source_bytes = 0
+        self.count = self.files = self.source_bytes = self.numbers = 0
         self._out, self._offset = out, 0
         self._chunks: list[tuple[int, int]] = []  # where each begins, and its samples
         self._names: list[bytes] = []
@@ -112,6 +115,24 @@ class ListingWriter:
         self.count += 1
         if len(self._texts) == _CHUNK:
             self._flush()
+
+    def add_all(
+        self, blocks: Iterable[Record | Rejection | ImageFiles], watch: Callable[[Tick], None]
+    ) -> tuple[Rejection, ...]:
+        """Add what a reader gives, each sample under its place in that stream; return what was rejected."""
+        rejected, told = [], 0
+        for block in blocks:
+            if isinstance(block, ImageFiles):
+                self.add_files(self.numbers, block)
+            elif isinstance(block, Rejection):
+                rejected.append(block)
+            else:
+                self.add(self.numbers, block)
+            self.numbers += len(block) if isinstance(block, ImageFiles) else 1
+            if self.count >= told + _TELL_EVERY:
+                told = self.count
+                watch(Tick("listing", told, 0))
+        return tuple(rejected)
 
     def add_files(self, first_number: int, files: ImageFiles) -> None:
         """Add many samples, numbered from `first_number` on."""

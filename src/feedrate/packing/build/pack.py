@@ -34,14 +34,12 @@ from feedrate.packing.options import PackOptions
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.source.opening import open_reader
-from feedrate.source.record import ImageFiles, Reader
+from feedrate.source.record import Reader
 from feedrate.units import format_bytes
 
 if TYPE_CHECKING:
     from feedrate.packing.build.shard import MapCost, ShardDone
     from feedrate.packing.results import PackResult
-
-_TELL_EVERY = 1000
 
 
 class NothingToPack(SourceError):
@@ -137,30 +135,18 @@ def list_source(reader: Reader, folder: Path, options: PackOptions, watch: Calla
         AlreadyExists: what was begun in the folder is something else.
     """
     path = folder / listing.NAME
-    rejected: list[Rejection] = []
     with atomic_write(path, is_durable=False) as out:
         writer = listing.ListingWriter(out)
-        number = told = 0
-        for block in reader.blocks():
-            if isinstance(block, ImageFiles):
-                writer.add_files(number, block)
-            elif isinstance(block, Rejection):
-                rejected.append(block)
-            else:
-                writer.add(number, block)
-            number += len(block) if isinstance(block, ImageFiles) else 1
-            if writer.count >= told + _TELL_EVERY:
-                told = writer.count
-                watch(Tick("listing", writer.count, 0))
+        rejected = writer.add_all(reader.blocks(), watch)
         if not writer.count:
-            raise _nothing_to_pack(tuple(rejected))
+            raise _nothing_to_pack(rejected)
         fields = options.recode.mark(reader.fields())
         writer.finish(fields)
         settings = describe_settings(reader, options)
         # The listing gets its name after this: it is no sign of a pack that was begun.
         unfinished.begin(folder, settings, writer.fingerprint())
     plan = digest_plan(writer.digest(), fields, settings)
-    return Listed(reader, path, settings, plan, tuple(rejected))
+    return Listed(reader, path, settings, plan, rejected)
 
 
 def _nothing_to_pack(rejected: tuple[Rejection, ...]) -> NothingToPack:
@@ -222,13 +208,10 @@ def _plan_tasks(
             target=os.path.abspath(folder),
             listing=os.path.abspath(source.listing),
             number=number,
-            first=one.first,
-            last=one.last,
+            **one._asdict(),
             plan=source.plan,
             seed=options.seed,
             recode=options.recode,
-            source_bytes=one.source_bytes,
-            expected_bytes=one.expected_bytes,
             scan=options.scan,
             bytes_per_entry=options.bytes_per_entry,
             container=options.container,
@@ -255,7 +238,13 @@ def _check_room(folder: Path, missing: list[ShardTask]) -> None:
 
 def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: Shards) -> PackResult:
     """Write what makes a pack of the shards in a folder; all that is left is to call it finished."""
-    from feedrate.packing.build.shard import dump_rejections, find_done, share_shapes, sum_up_shards
+    from feedrate.packing.build.shard import (
+        dump_rejections,
+        find_done,
+        list_rejections,
+        share_shapes,
+        sum_up_shards,
+    )
     from feedrate.packing.check.quality_report import REJECTED_NAME, write_quality
     from feedrate.packing.recode import sum_up
     from feedrate.packing.results import Mapped, PackResult
@@ -266,7 +255,7 @@ def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: S
         raise StorageError(
             f"a shard vanished from {folder} while it was packed", hint="run the same command again"
         )
-    rejected = source.rejected + tuple(r for shard in done for r in shard.rejected)
+    rejected = source.rejected + list_rejections(done, "rejected")
     if not any(shard.shard.samples for shard in done):
         names = [name for task in tasks for name in (task.shard_name, task.index_name)]
         names += [source.settings["labels"]["name"]] if "labels" in source.settings else []
@@ -307,7 +296,7 @@ def write_manifest(source: Listed, folder: Path, options: PackOptions, shards: S
         ignored=source.reader.ignored,
         label_columns=source.reader.label_columns,
         unlisted=source.reader.unlisted,
-        recoded=sum_up(manifest.settings, [shard.recoded for shard in done]),
+        recoded=sum_up(manifest.settings, [shard.found.get("recoded", {}) for shard in done]),
         mapped=mapped,
         quality=quality,
     )

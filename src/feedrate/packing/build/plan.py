@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote_from_bytes
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from feedrate.arrays import I64
 from feedrate.format.containers import find_container
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
-from feedrate.format.fields import AUTO, Coding, Field, Kind, dump_entries
+from feedrate.format.fields import AUTO, Coding, Field, Kind
 from feedrate.format.manifest import dump_field
 from feedrate.packing.build.listing import Listing, Rows, Sample, value_bytes
 from feedrate.packing.mapping import Map
@@ -140,17 +140,9 @@ def estimate_tar_bytes(sample: Sample, fields: Sequence[Field], recode: Recode) 
     return total
 
 
-def describe_settings(reader: Reader, options: PackOptions) -> dict[str, object]:
+def describe_settings(reader: Reader, options: PackOptions) -> dict[str, Any]:
     """Return the settings that shape a pack, as they stand in pack.json."""
-    settings: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
-    settings |= options.recode.settings()
-    if options.container != "tar":
-        settings["format"] = options.container
-    if not options.scan:
-        settings["scan"] = False
-    settings |= dump_entries(options.bytes_per_entry)
-    if options.map is not None:
-        settings["map"] = options.map.settings()
+    settings = options.settings()
     if reader.table is not None:
         size_bytes, crc32c = reader.table.measure()
         settings["labels"] = {

@@ -38,7 +38,7 @@ from feedrate.format.index import (
     read_metadata,
 )
 from feedrate.format.manifest import IndexPart, Manifest, Shard
-from feedrate.kernel import I64, U8, U32, Members
+from feedrate.kernel import I64, U8, Members
 from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing, Rows, Sample
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
 from feedrate.packing.build.mapper import Mapper
@@ -58,6 +58,8 @@ _BATCH_BYTES, _BATCH_FILES = 2**23, 4096
 # So many samples are tried to know whether nearly all of a shard go this way.
 _TRIED = 64
 _HEADER = member_header("", 0)
+# What a part of the index says of every shard.
+_FOUND = {"source_bytes", "rejected", "damaged", "by_kernel", "by_pillow", "uniform"}
 NOT_JPEG = "not a JPEG (PNG)"  # the kernel's words
 
 
@@ -109,8 +111,6 @@ class Written(NamedTuple):
     keys: ByteStrings
     paths: ByteStrings
     entries: ByteStrings
-    shape: tuple[int, int] | None  # height and width; None: they differ
-    source_bytes: int
     listed_bytes: int  # with what numbers count as
     by_kernel: int
 
@@ -218,8 +218,6 @@ class Bulk:
             batch.keys[first:last],
             paths,
             batch.entries[first:last],
-            _shared_shape(rows["image.height"], rows["image.width"]),
-            int(rows["image.length"].sum()),
             int(listed["source_bytes"].sum()),
             int((kinds <= kernel.ImageKind.GRAY_JPEG).sum()),
         )
@@ -229,27 +227,14 @@ def _grow(memory: U8, size_bytes: int) -> U8:
     return memory if len(memory) >= size_bytes else np.empty(max(size_bytes, _BATCH_BYTES), np.uint8)
 
 
-def _shared_shape(heights: U32, widths: U32) -> tuple[int, int] | None:
-    is_shared = (heights == heights[0]).all() and (widths == widths[0]).all()
-    return (int(heights[0]), int(widths[0])) if is_shared else None
-
-
 MapCost = tuple[int, float]  # samples and seconds
 
 
 class ShardDone(NamedTuple):
-    """A finished shard, and what its packing found."""
+    """A finished shard, and what the metadata of its index part say of it and of what packing found."""
 
     shard: Shard
-    source_bytes: int
-    rejected: tuple[Rejection, ...]
-    damaged: tuple[Rejection, ...]
-    by_kernel: int
-    by_pillow: dict[str, int]
-    uniform: dict[str, Any]  # "image.shape" -> what all samples share; None: they differ
-    recoded: dict[str, Any]  # what a Tally counted
-    notes: dict[str, Any]  # of the container
-    deep: int  # gray images of more than 8 bits
+    found: Mapping[str, Any]
 
 
 def write_shard(task: ShardTask) -> MapCost:
@@ -342,24 +327,14 @@ def read_part_done(target: Path, index: str, shard: str, plan: str, container: s
         return None
     try:
         metadata = read_metadata(index_path)
-        if metadata.get("plan") != plan:
+        if metadata.get("plan") != plan or not metadata.keys() >= _FOUND:
             return None
         part = describe_part(index, index_path.read_bytes(), find_entries(metadata))
         crc32c = int(metadata.get("crc32c", "0"), 16)
-        return ShardDone(
-            Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container),
-            metadata["source_bytes"],
-            tuple(Rejection(*r) for r in metadata["rejected"]),
-            tuple(Rejection(*r) for r in metadata["damaged"]),
-            metadata["by_kernel"],
-            metadata["by_pillow"],
-            metadata["uniform"],
-            dict(metadata.get("recoded", {})),
-            dict(metadata.get("notes", {})),
-            metadata.get("quality", {}).get("odd", {}).get("deep", {}).get("done", {}).get(KEPT, 0),
-        )
+        whole = Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container)
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
+    return ShardDone(whole, metadata)
 
 
 class SampleWriter:
@@ -418,11 +393,12 @@ class SampleWriter:
         self.variable["key"].extend(written.keys)
         self.variable["image.path"].extend(written.paths)
         self.variable["image.entries"].extend(written.entries)
-        self.source_bytes += written.source_bytes
+        self.source_bytes += int(written.rows["image.length"].sum())
         self.by_kernel += written.by_kernel
         if written.by_kernel < len(written.rows):
             self.by_pillow[NOT_JPEG] += len(written.rows) - written.by_kernel
-        _share(self.uniform, "image.shape", None if written.shape is None else list(written.shape))
+        sides = written.rows[["image.height", "image.width"]]
+        _share(self.uniform, "image.shape", list(sides[0].item()) if (sides == sides[0]).all() else None)
 
     def rows(self) -> Rows:
         self._end_piece()
@@ -484,27 +460,31 @@ def describe_part(name: str, data: bytes, entries: int) -> IndexPart:
 
 def sum_up_shards(manifest: Manifest, done: Sequence[ShardDone]) -> dict[str, Any]:
     """Return what `PackResult` and `IndexResult` say alike of a pack and its shards."""
-    by_pillow: Counter[str] = Counter()
-    for shard in done:
-        by_pillow.update(shard.by_pillow)
+    by_pillow = sum((Counter(shard.found["by_pillow"]) for shard in done), Counter[str]())
+    odd = [shard.found.get("quality", {}).get("odd", {}) for shard in done]
     label = manifest.field("label")
     return {
         "samples": manifest.samples,
         "classes": None if label is None or label.classes is None else len(label.classes),
         "fields": {field.name: field.kind.value for field in manifest.fields},
-        "source_bytes": sum(shard.source_bytes for shard in done),
-        "damaged": tuple(d for shard in done for d in shard.damaged),
-        "by_kernel": sum(shard.by_kernel for shard in done),
+        "source_bytes": sum(shard.found["source_bytes"] for shard in done),
+        "damaged": list_rejections(done, "damaged"),
+        "by_kernel": sum(shard.found["by_kernel"] for shard in done),
         "by_pillow": dict(by_pillow.most_common()),
-        "deep_images": sum(shard.deep for shard in done),
+        "deep_images": sum(kinds.get("deep", {}).get("done", {}).get(KEPT, 0) for kinds in odd),
     }
+
+
+def list_rejections(done: Iterable[ShardDone], name: str) -> tuple[Rejection, ...]:
+    """Return what shards list as "rejected" or "damaged"."""
+    return tuple(Rejection(*one) for shard in done for one in shard.found[name])
 
 
 def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Field, ...]:
     """Return the fields with the shapes and types that all samples of all shards share."""
     uniform: dict[str, Any] = {}
     for shard in done:
-        for name, value in shard.uniform.items():
+        for name, value in shard.found["uniform"].items():
             _share(uniform, name, value)
     shapes = {field.name: uniform.get(f"{field.name}.shape") for field in fields}
     return tuple(

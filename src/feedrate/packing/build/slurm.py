@@ -98,7 +98,7 @@ class _Slurm:
             raise FeedrateError(f"Slurm did not take the jobs: {words[-1] if words else done.returncode}")
         number = done.stdout.strip().partition(";")[0]
         jobs = [Job(tasks, f"{number}_{place}") for place, tasks in enumerate(groups)]
-        self._living |= {str(job.handle) for job in jobs}
+        self._living |= {job.handle for job in jobs}
         return jobs
 
     def wait(self, jobs: Sequence[Job]) -> list[Job]:
@@ -107,7 +107,7 @@ class _Slurm:
         if known is None:
             return []
         ended = [job for job in jobs if job.handle not in known]
-        self._living -= {str(job.handle) for job in ended}
+        self._living -= {job.handle for job in ended}
         return ended
 
     def outcome(self, job: Job) -> MapCost | FeedrateError | str:

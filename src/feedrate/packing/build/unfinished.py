@@ -5,7 +5,6 @@ there is what is asked for now."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from feedrate.files.atomic import (
     write_file,
 )
 from feedrate.files.lock import LOCK_NAME, folder_lock
-from feedrate.format.fields import AUTO, dump_entries
+from feedrate.format.fields import AUTO
 from feedrate.format.manifest import FILE_NAME, read_manifest
 from feedrate.format.manifest import PROGRESS_NAME as PROGRESS_NAME
 from feedrate.packing.build import listing
@@ -75,14 +74,7 @@ def check_finished(folder: Path, options: PackOptions) -> None:
     if (folder / PROGRESS_NAME).exists() or not (folder / FILE_NAME).exists():
         return
     there = read_manifest(folder)
-    asked: dict[str, object] = {"seed": options.seed, "shard_bytes": options.shard_bytes}
-    asked |= options.recode.settings()
-    asked |= {} if options.scan else {"scan": False}
-    asked |= dump_entries(options.bytes_per_entry)
-    if options.container != "tar":
-        asked["format"] = options.container
-    if options.map is not None:
-        asked["map"] = options.map.as_in(there.settings.get("map")).settings()
+    asked = options.as_in(there.settings).settings()
     if options.labels is not None:
         # Whether it is the same table is not worth reading it: the folder is refused anyway.
         asked["labels"] = there.settings.get("labels")
@@ -123,13 +115,10 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 def go_on_by(folder: Path, options: PackOptions) -> PackOptions:
     """Return the options with the digests of a map that an unfinished pack was begun with."""
-    if options.map is None:
-        return options
     try:
-        made_with = json.loads((folder / PROGRESS_NAME).read_bytes())["settings"].get("map")
+        return options.as_in(json.loads((folder / PROGRESS_NAME).read_bytes())["settings"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return options  # nothing was begun, or `begin` will say what is wrong
-    return dataclasses.replace(options, map=options.map.as_in(made_with))
 
 
 def begin(folder: Path, settings: Mapping[str, object], fingerprint: Mapping[str, object]) -> None:
@@ -188,10 +177,8 @@ def _first_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str 
 def _source_difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str | None:
     more = here["files"] - there["files"]
     if more:
-        files = "file" if abs(more) == 1 else "files"
-        return (
-            f"the source has {abs(more):,} {files} {'more' if more > 0 else 'fewer'} than when packing began"
-        )
+        files = format_count(abs(more), "file")
+        return f"the source has {files} {'more' if more > 0 else 'fewer'} than when packing began"
     if here["digest"] != there["digest"]:
         return "files of the source have other names, sizes or times than when packing began"
     return None

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -39,8 +39,6 @@ _BUCKET_SAMPLES, _MOST_BUCKETS = 1 << 16, 200
 # Equal in length, in checksum and in so many bytes from the middle: nothing but a forger makes them differ.
 _LOOK_AT_BYTES, _TOGETHER = 4096, 1024
 
-_OTHER_LABEL = ", and another label"
-
 Entries = np.ndarray[Any, np.dtype[Any]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Group = tuple[I64, int, np.ndarray[Any, np.dtype[Any]]]  # positions, the length of each, labels
@@ -63,7 +61,7 @@ def find_duplicates(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, t
 
 def _find(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSample, ...]]:
     groups = copies = size_bytes = conflicting = 0
-    examples: list[OddSample] = []
+    examples: list[tuple[bool, OddSample]] = []  # whether it has another label
     for positions, length, labels in _find_groups(pack, field, folder):
         differs = labels != labels[0]
         groups += 1
@@ -71,25 +69,23 @@ def _find(pack: Pack, field: str, folder: Path) -> tuple[Duplicates, tuple[OddSa
         size_bytes += length * (len(positions) - 1)
         conflicting += bool(differs.any())
         # Those with another label come first.
-        others = sum(one.detail.endswith(_OTHER_LABEL) for one in examples)
+        others = sum(is_other for is_other, _ in examples)
         if len(examples) < EXAMPLES or (differs.any() and others < EXAMPLES):
             examples += _name(pack, field, positions, differs)
-            examples.sort(key=lambda one: not one.detail.endswith(_OTHER_LABEL))
+            examples.sort(key=lambda one: not one[0])
             del examples[EXAMPLES:]
-    return Duplicates(groups, copies, size_bytes, conflicting), tuple(examples)
+    return Duplicates(groups, copies, size_bytes, conflicting), tuple(one for _, one in examples)
 
 
-def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> list[OddSample]:
+def _name(pack: Pack, field: str, positions: I64, differs: Flags) -> Iterator[tuple[bool, OddSample]]:
     # The first, those with another label, and others.
     few = np.concatenate((positions[:1], positions[differs], positions[1:][~differs[1:]]))[: EXAMPLES + 1]
-    others = 1 + int(differs.sum())
     paths, keys = pack.texts(f"{field}.path", few), pack.texts("key", few)
-    names = [printable(path or key) for path, key in zip(paths, keys, strict=True)]
-    detail = f"has the bytes of {names[0]}"
-    return [
-        OddSample(name, detail + (_OTHER_LABEL if number < others else ""), KEPT)
-        for number, name in enumerate(names[1:], 1)
-    ]
+    first, *names = (printable(path or key) for path, key in zip(paths, keys, strict=True))
+    for number, name in enumerate(names):
+        is_other = number < differs.sum()
+        detail = f"has the bytes of {first}" + (", and another label" if is_other else "")
+        yield bool(is_other), OddSample(name, detail, KEPT)
 
 
 def _find_groups(pack: Pack, field: str, folder: Path) -> Iterator[Group]:
@@ -139,35 +135,32 @@ def _list_entries(pack: Pack, field: str) -> Iterator[Entries]:
 
 def _confirm(pack: Pack, field: str, entries: Entries, numbers: I64) -> Iterator[Group]:
     """Look at samples that may be equal; those that may be have the same number, and stand together."""
+    looked_at = zip(numbers.tolist(), _look_at(pack, field, entries["position"]), strict=True)
+    for _, alike in itertools.groupby(enumerate(looked_at), key=lambda one: one[1][0]):
+        found: dict[bytes, list[tuple[int, Any]]] = {}
+        for place, (_, (piece, label)) in alike:
+            if piece is not None:
+                found.setdefault(piece, []).append((place, label))
+        for members in found.values():
+            if len(members) > 1:
+                places, labels = map(list, zip(*members, strict=True))
+                yield entries["position"][places], int(entries["length"][places[0]]), np.array(labels)
+
+
+def _look_at(pack: Pack, field: str, positions: I64) -> Iterator[tuple[bytes | None, Any]]:
+    """Yield bytes from the middle of each sample, None where they cannot be read, and its label."""
     has_label = pack.manifest.field("label") is not None and field != "label"
-    seen: dict[tuple[int, bytes], list[tuple[int, Any]]] = {}
-    for start in range(0, len(entries), _TOGETHER):
-        positions = np.ascontiguousarray(entries["position"][start : start + _TOGETHER])
-        rows = pack.rows(positions)[0]
-        where = pack.ranges(field, rows, positions)
+    for start in range(0, len(positions), _TOGETHER):
+        here = np.ascontiguousarray(positions[start : start + _TOGETHER])
+        rows = pack.rows(here)[0]
+        where = pack.ranges(field, rows, here)
         length = np.minimum(where.length, _LOOK_AT_BYTES)
         middle = Ranges(where.file, where.offset + (where.length - length) // 2, length)
         data, starts, statuses = kernel.read_ranges(pack.files, middle)
-        pieces, labels = (
-            ByteStrings(data.tobytes(), starts),
-            rows["label"] if has_label else np.zeros(len(rows)),
-        )
-        for i, number in enumerate(numbers[start : start + _TOGETHER].tolist()):
-            if not statuses[i]:
-                seen.setdefault((number, pieces[i]), []).append((start + i, labels[i]))
-        # The last one may go on; the others are complete, and not held any longer.
-        unfinished = int(numbers[start + len(positions) - 1])
-        yield from _groups_of(entries, [of for (number, _), of in seen.items() if number != unfinished])
-        seen = {key: of for key, of in seen.items() if key[0] == unfinished}
-    yield from _groups_of(entries, seen.values())
-
-
-def _groups_of(entries: Entries, found: Iterable[list[tuple[int, Any]]]) -> Iterator[Group]:
-    for members in found:
-        if len(members) > 1:
-            places = [place for place, _ in members]
-            labels = np.array([label for _, label in members])
-            yield entries["position"][places], int(entries["length"][places[0]]), labels
+        pieces = ByteStrings(data.tobytes(), starts)
+        labels = rows["label"] if has_label else np.zeros(len(rows))
+        for piece, label, status in zip(pieces, labels, statuses, strict=True):
+            yield None if status else piece, label
 
 
 FILE_NAME, REJECTED_NAME = "quality.json", "rejected.jsonl"
@@ -341,15 +334,11 @@ def _measure_classes(pack: Pack) -> tuple[ClassSize, ...]:
     size_bytes: Counter[int] = Counter()
     lengths = [f"{f.name}.length" for f in pack.fields if f.kind is not Kind.NUMBER]
     for labels, *sizes in zip(pack.columns("label"), *map(pack.columns, lengths), strict=True):
-        order = np.argsort(labels, kind="stable")
-        in_order = labels[order]
-        firsts = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1]))[: len(labels)])
-        counts = np.diff(np.append(firsts, len(labels)))
-        all_sizes = np.sum(sizes, axis=0)[order] if sizes else np.zeros(len(labels), np.int64)
-        sums = np.add.reduceat(all_sizes, firsts) if len(firsts) else firsts
-        numbers = in_order[firsts].tolist()
-        samples.update(dict(zip(numbers, counts.tolist(), strict=True)))
-        size_bytes.update(dict(zip(numbers, map(int, sums.tolist()), strict=True)))
+        found, which = np.unique(labels, return_inverse=True)
+        numbers = found.tolist()
+        samples.update(dict(zip(numbers, np.bincount(which).tolist(), strict=True)))
+        taken = np.bincount(which, np.sum(sizes, axis=0) if sizes else np.zeros(len(labels)))
+        size_bytes.update(dict(zip(numbers, map(int, taken), strict=True)))
         if label.classes is None and len(samples) > _MOST_NUMBERS:
             return ()
     if label.classes is not None:

@@ -42,7 +42,6 @@ from feedrate.source.options import SourceOptions
 from feedrate.source.record import FileRange, Reader, Record, SpooledReader, UnusableValue
 from feedrate.units import shell_quote
 
-_TELL_EVERY = 1000
 # What one task takes: its part of the index fits into memory, and an interruption costs little.
 _MOST_SAMPLES, _MOST_BYTES = 8192, 10**9
 Watch = Callable[[Tick], None]
@@ -200,19 +199,17 @@ def list_in_place(
     Raises:
         SourceError: there is nothing to index.
     """
-    rejected: list[Rejection] = []
     sections: list[Section] = []
-    number = -1
+
+    def divided() -> Iterator[Record | Rejection]:
+        for record in records:
+            if not isinstance(record, Rejection):
+                _add_to(sections, record)
+            yield record
+
     with atomic_write(folder / listing.NAME, is_durable=False) as out:
         writer = listing.ListingWriter(out)
-        for number, record in enumerate(records):
-            if isinstance(record, Rejection):
-                rejected.append(record)
-                continue
-            writer.add(number, record)
-            _add_to(sections, record)
-            if writer.count % _TELL_EVERY == 0:
-                watch(Tick("listing", writer.count, 0))
+        rejected = writer.add_all(divided(), watch)
         if settings is not None and not writer.count:
             raise nothing_to_index(records.reader.root, rejected)
         fields = records.fields()
@@ -220,7 +217,7 @@ def list_in_place(
         # The listing gets its name after this: it is no sign of an index that was begun.
         if settings is not None:
             unfinished.begin(folder, settings, writer.fingerprint())
-    return Listed(number + 1, fields, sections, tuple(rejected), writer.digest())
+    return Listed(writer.numbers, fields, sections, rejected, writer.digest())
 
 
 def _add_to(sections: list[Section], record: Record) -> None:
@@ -407,7 +404,7 @@ def conclude(
     Raises:
         SourceError: not one sample is left; then the parts go too.
     """
-    rejected += tuple(r for one in done for r in one.rejected)
+    rejected += shard.list_rejections(done, "rejected")
     if not any(one.shard.samples for one in done):
         remove_all(folder, len(done))
         raise SourceError(
