@@ -57,7 +57,6 @@ STANDS_IN = {
             "src/feedrate/doctor/run/processes.py",
             "src/feedrate/source/folders.py",
             "src/feedrate/format/file_checks.py",
-            "src/feedrate/packing/build/engine.py",
             "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/tree.py",
         },
