@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from feedrate.errors import UsageError
 from feedrate.figures import ASSUMED, GIVEN, Figure
@@ -24,80 +24,62 @@ _MOST_GPUS = 64  # of one node
 _OPTION = "--what-if"
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A kind of storage that was not measured, as one node sees it: seconds, bytes and files per second."""
+class Preset(NamedTuple):
+    """A kind of storage that was not measured, as one node sees it: seconds, files and bytes per second."""
 
     source: str
     file_s: float
     read_s: float
+    create_s: float
+    files_per_s: float
     stream_bytes_per_s: float
     total_bytes_per_s: float
-    files_per_s: float
     write_bytes_per_s: float
-    create_s: float
-    within: float = 1.5
+    within: float = 1.5  # of bytes per second; of the others, a factor of two
 
     def describe(self, kind: str, path: str) -> StoreSpeed:
-        def figure(value: float, within: float) -> Figure:
-            return Figure.within(value, within, ASSUMED, f"{kind}: {self.source}")
-
-        return StoreSpeed(
-            path=path,
-            kind=kind,
-            file_s=figure(self.file_s, 2.0),
-            read_s=figure(self.read_s, 2.0),
-            stream_bytes_per_s=figure(self.stream_bytes_per_s, self.within),
-            total_bytes_per_s=figure(self.total_bytes_per_s, self.within),
-            files_per_s=figure(self.files_per_s, 2.0),
-            streams=16,
-            keeps_pages=True,
-            write_bytes_per_s=figure(self.write_bytes_per_s, self.within),
-            create_s=figure(self.create_s, 2.0),
-        )
+        figures: dict[str, Any] = {
+            name: Figure.within(
+                value, self.within if "bytes" in name else 2.0, ASSUMED, f"{kind}: {self.source}"
+            )
+            for name, value in self._asdict().items()
+            if name.endswith("_s")
+        }
+        return StoreSpeed(path, kind, streams=16, keeps_pages=True, **figures)
 
 
-# Rates are those of data sheets. A file costs its directory entry, its inode and its first bytes: some two
-# waits for a disk or a network.
+# A file, a read, a new file; files per second; bytes per second of a stream, in all, and of writing.
+# Rates are those of data sheets. A file costs its directory entry, its inode and its first bytes: some two waits for a
+# disk or a network.
 STORAGE = {
     # 3,500 and 2,300 MB/s, 370,000 reads of 4 KB per second; one read alone waits some 0.1 ms for the flash.
     "nvme": Preset(
-        "data sheet of a Samsung 970 PRO", file_s=0.2e-3, read_s=0.1e-3,
-        stream_bytes_per_s=2.0e9, total_bytes_per_s=3.5e9, files_per_s=50_000,
-        write_bytes_per_s=2.3e9, create_s=0.1e-3,
+        "data sheet of a Samsung 970 PRO", 0.2e-3, 0.1e-3, 0.1e-3, 50_000, 2.0e9, 3.5e9, 2.3e9
     ),
     # 560 and 530 MB/s, 98,000 reads of 4 KB per second.
     "ssd": Preset(
-        "data sheet of a Samsung 870 EVO", file_s=0.25e-3, read_s=0.12e-3,
-        stream_bytes_per_s=0.5e9, total_bytes_per_s=0.56e9, files_per_s=20_000,
-        write_bytes_per_s=0.53e9, create_s=0.1e-3,
+        "data sheet of a Samsung 870 EVO", 0.25e-3, 0.12e-3, 0.1e-3, 20_000, 0.5e9, 0.56e9, 0.53e9
     ),
     # 270 MB/s on the outer tracks and half on the inner ones; 4.16 ms until the sector comes round, a seek
     # before; 152 random reads per second and actuator (304 of the 2X14 with two).
     "hdd": Preset(
-        "data sheets of Seagate Exos X18 and 2X14", file_s=18e-3, read_s=12e-3,
-        stream_bytes_per_s=0.2e9, total_bytes_per_s=0.2e9, files_per_s=100,
-        write_bytes_per_s=0.2e9, create_s=5e-3,
+        "data sheets of Seagate Exos X18 and 2X14", 18e-3, 12e-3, 5e-3, 100, 0.2e9, 0.2e9, 0.2e9
     ),
     # Amazon EFS, performance specifications: about 1 ms per read, 2.7 ms per write, 500 MiB/s per client,
     # 35,000 reads per second; two calls to open a file, one to read it.
     "nfs": Preset(
-        "Amazon EFS's specifications, a managed NFS", file_s=2e-3, read_s=1e-3,
-        stream_bytes_per_s=0.25e9, total_bytes_per_s=0.52e9, files_per_s=10_000,
-        write_bytes_per_s=0.52e9, create_s=2.7e-3, within=2.0,
+        "Amazon EFS's specifications, a managed NFS",
+        2e-3, 1e-3, 2.7e-3, 10_000, 0.25e9, 0.52e9, 0.52e9, within=2.0,
     ),
     # Amazon FSx for Lustre: "sub-millisecond latencies". Rates are orders of magnitude: a stream reads one
     # storage target, a node has a link of 40 Gbit/s.
     "lustre": Preset(
-        "Amazon FSx for Lustre's latency; rates by order of magnitude", file_s=1.5e-3, read_s=0.7e-3,
-        stream_bytes_per_s=1.0e9, total_bytes_per_s=5.0e9, files_per_s=10_000,
-        write_bytes_per_s=3.0e9, create_s=1.5e-3, within=2.0,
+        "Amazon FSx for Lustre's latency; rates by order of magnitude",
+        1.5e-3, 0.7e-3, 1.5e-3, 10_000, 1.0e9, 5.0e9, 3.0e9, within=2.0,
     ),
     # Measured on a tmpfs, 2-core virtual machine (AMD EPYC), November 2026.
     "memory": Preset(
-        "a tmpfs, measured on a 2-core AMD EPYC", file_s=5e-6, read_s=3e-6,
-        stream_bytes_per_s=4.8e9, total_bytes_per_s=9.0e9, files_per_s=200_000,
-        write_bytes_per_s=2.6e9, create_s=50e-6,
+        "a tmpfs, measured on a 2-core AMD EPYC", 5e-6, 3e-6, 50e-6, 200_000, 4.8e9, 9.0e9, 2.6e9
     ),
 }  # fmt: skip
 
@@ -170,48 +152,49 @@ class WhatIf:
             survey = _resize(survey, self.size_bytes)
             notes.append(f"{format_bytes(self.size_bytes)} of samples like these are given, not seen")
         if self.core_speed is not None:
-            speed = 1 / self.core_speed
             note = f"--what-if: cores of {self.core_speed:g} times the speed"
             times = ("pillow_s", "feedrate_s", "whole_s", "cached_s", "pack_s")
             known = {name: figure for name in times if (figure := getattr(survey, name)) is not None}
-            survey = replace(survey, **{n: f.scaled(speed).assumed(note) for n, f in known.items()})
+            faster = {name: one.scaled(1 / self.core_speed).assumed(note) for name, one in known.items()}
+            survey = replace(survey, **faster)
         if self.storage:
             notes.append(f"storage={self.storage} is assumed: {STORAGE[self.storage].source}")
+        if self.is_other_store:
+            survey = replace(survey, pillow_wait_s=None, pillow_read_s=None, server_s=0.0)
         # Another store, or other nodes: what is in this node's page cache says nothing of theirs.
-        is_cold = bool(self.storage) or (self.nodes or 1) > 1
-        is_other = bool(self.storage) or self.latency_s is not None or self.net_bytes_per_s is not None
-        return replace(
-            survey, source=source, resident=0.0 if is_cold else survey.resident, notes=tuple(notes),
-            pillow_wait_s=None if is_other else survey.pillow_wait_s,
-            pillow_read_s=None if is_other else survey.pillow_read_s,
-            server_s=0.0 if is_other else survey.server_s,
-        )  # fmt: skip
+        if self.storage or (self.nodes or 1) > 1:
+            survey = replace(survey, resident=0.0)
+        return replace(survey, source=source, notes=tuple(notes))
+
+    @property
+    def is_other_store(self) -> bool:
+        """Whether what was tried on the dataset's own store says nothing of the one that is meant."""
+        return bool(self.storage) or self.latency_s is not None or self.net_bytes_per_s is not None
 
     def _change_source(self, source: StoreSpeed) -> StoreSpeed:
-        if self.storage or self.latency_s is not None or self.net_bytes_per_s is not None:
-            source = replace(source, copy_bytes_per_s=None)  # it was tried on the store that is here
         if self.storage:
             source = STORAGE[self.storage].describe(self.storage, source.path)
+        if self.is_other_store:
+            source = replace(source, copy_bytes_per_s=None)
         if self.latency_s is not None:
-            call = Figure.exactly(self.latency_s, GIVEN, "--what-if latency")
+            call = _given(self.latency_s, "latency")
             most = min(source.files_per_s.value, source.streams / (2 * self.latency_s))
             source = replace(
                 source, read_s=call, file_s=call.scaled(2), stat_s=call,
                 files_per_s=Figure.within(most, 1.5, ASSUMED, f"{source.streams} readers with that latency"),
             )  # fmt: skip
         if self.net_bytes_per_s is not None:
-            source = _change_rate(source, self.net_bytes_per_s, "--what-if net")
+            source = _change_rate(source, _given(self.net_bytes_per_s, "net"))
         if self.total_bytes_per_s is not None:
-            total = Figure.exactly(self.total_bytes_per_s, GIVEN, "--what-if total")
-            source = replace(source, shared_bytes_per_s=total)
+            source = replace(source, shared_bytes_per_s=_given(self.total_bytes_per_s, "total"))
         return source
 
     def _change_node(self, node: Node) -> Node:
         node = self._change_scratch(self._change_gpus(node))
         if self.cores is not None:
-            node = replace(node, cores=Figure.exactly(self.cores, GIVEN, _OPTION))
+            node = replace(node, cores=_given(self.cores))
         if self.memory_bytes is not None:
-            memory = Figure.exactly(self.memory_bytes, GIVEN, _OPTION)
+            memory = _given(self.memory_bytes)
             node = replace(
                 node, memory_bytes=memory, machine_memory_bytes=memory, memory_origin="--what-if mem"
             )
@@ -225,14 +208,11 @@ class WhatIf:
         count = (max(node.gpus, 1) if self.gpu else node.gpus) if self.gpus is None else self.gpus
         facts = find_gpu(self.gpu)
         is_same = not self.gpu or (facts is not None and facts is find_gpu(node.gpu_name))
-        node = replace(node, model_rate=self._find_rate(node, is_same=is_same and node.gpus > 0, count=count))
-        if count == 0:
-            return replace(
-                node, gpus=0, gpu_name="", gpu_memory_bytes=None, to_device_bytes_per_s=None,
-                gpu_decode_images_per_s=None,
-            )  # fmt: skip
-        node = replace(node, gpus=count)
-        if is_same:
+        node = replace(
+            node, gpus=count,
+            model_rate=self._find_rate(node, is_same=is_same and node.gpus > 0, count=count),
+        )  # fmt: skip
+        if is_same and count:
             return node
         return replace(
             node,
@@ -244,24 +224,21 @@ class WhatIf:
 
     def _find_rate(self, node: Node, *, is_same: bool, count: int) -> Figure | None:
         if self.model_rate is not None:
-            return Figure.exactly(self.model_rate, GIVEN, "--what-if model-rate")
+            return _given(self.model_rate, "model-rate")
         if self.gpus is None and not self.gpu:
             return node.model_rate
         if count == 0:  # what the model would take on the cores is not known
             return node.model_rate if node.gpus == 0 else None
-        if node.model_rate is not None and node.model_rate.origin == GIVEN:
+        if is_same or (node.model_rate is not None and node.model_rate.origin == GIVEN):
             return node.model_rate
-        if is_same or not node.model:
-            return node.model_rate if is_same else None
-        return self._find_published(node.model)
+        return self._find_published(node.model) if node.model else None
 
     def _change_scratch(self, node: Node) -> Node:
         if self.scratch_bytes == 0:
             return replace(node, scratch=None, scratch_path="", scratch_free_bytes=None)
         path, store = node.scratch_path or "/scratch", node.scratch
         if self.scratch_bytes is not None:
-            free = Figure.exactly(self.scratch_bytes, GIVEN, "--what-if scratch")
-            node = replace(node, scratch_free_bytes=free, scratch_path=path)
+            node = replace(node, scratch_free_bytes=_given(self.scratch_bytes, "scratch"), scratch_path=path)
         elif self.scratch_storage and store is None:
             raise UsageError(
                 f"scratch-storage={self.scratch_storage} of a node without scratch",
@@ -274,22 +251,26 @@ class WhatIf:
         return replace(node, scratch=STORAGE[kind].describe(kind, path), notes=notes)
 
 
-def _change_rate(source: StoreSpeed, rate: float, note: str) -> StoreSpeed:
+def _given(value: float, key: str = "") -> Figure:
+    return Figure.exactly(value, GIVEN, f"{_OPTION} {key}".rstrip())
+
+
+def _change_rate(source: StoreSpeed, rate: Figure) -> StoreSpeed:
     stream, total = source.stream_bytes_per_s, source.total_bytes_per_s
     if stream.value > 0.7 * total.value:  # one reader had the whole link, and would have the other
-        stream = Figure.within(rate, 1.5, ASSUMED, note)
-    elif stream.value > rate:
-        stream = Figure.exactly(rate, GIVEN, note)
-    return replace(source, stream_bytes_per_s=stream, total_bytes_per_s=Figure.exactly(rate, GIVEN, note))
+        stream = Figure.within(rate.value, 1.5, ASSUMED, rate.note)
+    elif stream.value > rate.value:
+        stream = rate
+    return replace(source, stream_bytes_per_s=stream, total_bytes_per_s=rate)
 
 
 def _resize(survey: Survey, size_bytes: int) -> Survey:
     factor = size_bytes / max(survey.total_bytes.value, 1.0)
-    counts = {name: getattr(survey, name) for name in ("samples", "files", "folders")}
-    scaled: dict[str, Any] = {name: _scale_count(figure, factor) for name, figure in counts.items()}
     return replace(
         survey,
-        **scaled,
+        samples=_scale_count(survey.samples, factor),
+        files=_scale_count(survey.files, factor),
+        folders=_scale_count(survey.folders, factor),
         parts={name: _scale_count(part, factor) for name, part in survey.parts.items()},
         total_bytes=Figure.exactly(size_bytes, GIVEN, "size"),
         list_s=survey.list_s.scaled(factor).assumed("by size"),
@@ -320,63 +301,48 @@ def parse_what_if(words: Sequence[str]) -> WhatIf:
             pairs.append((key, value))
     if words and not pairs:
         raise UsageError("--what-if says nothing to change", hint=LIST_OF_KEYS)
-    found = WhatIf(" ".join(f"{key}={value}" for key, value in pairs))
-    seen: set[str] = set()
+    found: dict[str, Any] = {}
     for typed, value in pairs:
         key = typed.strip().lower().replace("_", "-")
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(f"--what-if: there is no '{typed}'", hint=hint + LIST_OF_KEYS)
-        if key in seen:
+        parse, example, name = KEYS[key]
+        if name in found:
             raise UsageError(f"--what-if: {key} is given twice", hint="leave one out")
-        seen.add(key)
-        change, example = KEYS[key]
         try:
-            found = change(found, value.strip())
+            found[name] = parse(value.strip())
         except UsageError as error:
             hint = f"write it like {key}={example}"
             raise UsageError(f"--what-if {key}: {error.message}", hint=hint) from error
-    return found
+    gpus, gpu = found.pop("gpu", (None, ""))
+    return WhatIf(" ".join(f"{key}={value}" for key, value in pairs), gpus=gpus, gpu=gpu, **found)
 
 
-Change = Callable[[WhatIf, str], WhatIf]
+def _whole(most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= most:
+            raise UsageError(f"a whole number from 1 to {most:,} is needed, got '{text}'")
+        return int(text)
+
+    return parse
 
 
-def _whole(name: str, least: int, most: int) -> Change:
-    def change(what_if: WhatIf, text: str) -> WhatIf:
-        if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
-            raise UsageError(f"a whole number from {least} to {most:,} is needed, got '{text}'")
-        return _with(what_if, name, int(text))
-
-    return change
-
-
-def _real(name: str, least: float, most: float) -> Change:
-    def change(what_if: WhatIf, text: str) -> WhatIf:
+def _real(least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
         is_number = re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", text)
         if not is_number or not least <= float(text) <= most:
             raise UsageError(f"a number from {least:g} to {most:,.0f} is needed, got '{text}'")
-        return _with(what_if, name, float(text))
+        return float(text)
 
-    return change
-
-
-def _storage(name: str) -> Change:
-    def change(what_if: WhatIf, text: str) -> WhatIf:
-        if text.lower() not in STORAGE:
-            raise UsageError(f"'{text}' is none of {', '.join(STORAGE)}")
-        return _with(what_if, name, text.lower())
-
-    return change
+    return parse
 
 
-def _parsed(name: str, parse: Callable[[str], float]) -> Change:
-    return lambda what_if, text: _with(what_if, name, parse(text))
-
-
-def _with(what_if: WhatIf, name: str, value: object) -> WhatIf:
-    return replace(what_if, **{name: value})  # type: ignore[arg-type]
+def _parse_storage(text: str) -> str:
+    if text.lower() not in STORAGE:
+        raise UsageError(f"'{text}' is none of {', '.join(STORAGE)}")
+    return text.lower()
 
 
 # A number, a name, or both: 8, A100, 4xA100. Names begin with a letter, or are like 3090 and 2080 Ti.
@@ -385,14 +351,15 @@ _GPU = re.compile(
 )
 
 
-def _change_gpu(what_if: WhatIf, text: str) -> WhatIf:
+def _parse_gpu(text: str) -> tuple[int | None, str]:
+    """Return how many GPUs, None where that was not said, and their name."""
     if text.lower() == "none":
-        return replace(what_if, gpus=0)
+        return 0, ""
     match = _GPU.fullmatch(text)
     count = None if match is None else match["only"] or match["count"]
     if match is None or int(count or 0) > _MOST_GPUS:
         raise UsageError(f"a number of GPUs up to {_MOST_GPUS} and a name are needed, got '{text}'")
-    return replace(what_if, gpu=match["name"] or "", gpus=None if count is None else int(count))
+    return None if count is None else int(count), match["name"] or ""
 
 
 def _parse_scratch(text: str) -> int:
@@ -402,26 +369,26 @@ def _parse_scratch(text: str) -> int:
 def _parse_latency(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(us|µs|ms|s)", text.lower())
     units = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-    seconds = float(match.group(1)) * units[match.group(2)] if match else 0.0
+    seconds = float(match[1]) * units[match[2]] if match else 0.0
     if not 1e-7 <= seconds <= 60:
         raise UsageError(f"a time from 0.1us to 60s is needed, got '{text}'")
     return seconds
 
 
-# The words on the left, what each changes, and an example.
-KEYS: dict[str, tuple[Change, str]] = {
-    "cores": (_whole("cores", 1, 1024), "32"),
-    "mem": (_parsed("memory_bytes", parse_bytes), "500G"),
-    "gpu": (_change_gpu, "4xA100"),
-    "model-rate": (_real("model_rate", 0.001, 1e7), "1200"),
-    "nodes": (_whole("nodes", 1, 100_000), "4"),
-    "storage": (_storage("storage"), "nvme"),
-    "net": (_parsed("net_bytes_per_s", parse_rate), "1.2GB/s"),
-    "total": (_parsed("total_bytes_per_s", parse_rate), "20GB/s"),
-    "latency": (_parsed("latency_s", _parse_latency), "2ms"),
-    "scratch": (_parsed("scratch_bytes", _parse_scratch), "2T"),
-    "scratch-storage": (_storage("scratch_storage"), "nvme"),
-    "core-speed": (_real("core_speed", 0.05, 20), "1.3"),
-    "size": (_parsed("size_bytes", parse_bytes), "1PB"),
+# The words on the left: how their values are read, an example, and the field; GPUs are two of them.
+KEYS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "cores": (_whole(1024), "32", "cores"),
+    "mem": (parse_bytes, "500G", "memory_bytes"),
+    "gpu": (_parse_gpu, "4xA100", "gpu"),
+    "model-rate": (_real(0.001, 1e7), "1200", "model_rate"),
+    "nodes": (_whole(100_000), "4", "nodes"),
+    "storage": (_parse_storage, "nvme", "storage"),
+    "net": (parse_rate, "1.2GB/s", "net_bytes_per_s"),
+    "total": (parse_rate, "20GB/s", "total_bytes_per_s"),
+    "latency": (_parse_latency, "2ms", "latency_s"),
+    "scratch": (_parse_scratch, "2T", "scratch_bytes"),
+    "scratch-storage": (_parse_storage, "nvme", "scratch_storage"),
+    "core-speed": (_real(0.05, 20), "1.3", "core_speed"),
+    "size": (parse_bytes, "1PB", "size_bytes"),
 }
-LIST_OF_KEYS = "known: " + ", ".join(f"{key}={example}" for key, (_, example) in KEYS.items())
+LIST_OF_KEYS = "known: " + ", ".join(f"{key}={example}" for key, (_, example, _) in KEYS.items())
