@@ -13,19 +13,22 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
+from feedrate.arrays import I64
 from feedrate.calls import map_in_time
 from feedrate.errors import NotFound, SourceError
 from feedrate.figures import Figure
 from feedrate.format.containers import FILES
 from feedrate.format.fields import Coding, Kind, file_suffix
 from feedrate.format.manifest import FILE_NAME
-from feedrate.format.pack import Pack
+from feedrate.format.pack import Pack, Rows
 from feedrate.loader.order import count_parts
 from feedrate.loader.packs import open_pack
 from feedrate.machine.memory import measure_file_residency
@@ -70,7 +73,7 @@ class Sampled:
     """A dataset, as far as it is known before anything of it is decoded.
 
     Attributes:
-        sizes: of samples that were drawn, in bytes; `is_all`: these are all that there are.
+        sizes: of samples that were drawn, in bytes.
         total_bytes: of its files; None: of its samples.
         timed: files (path, size) that tell how the file system answers; of a folder's, whose names nobody has
             asked for yet, the largest size that they may have.
@@ -87,8 +90,6 @@ class Sampled:
     files: Figure
     folders: Figure
     sizes: Sequence[float]
-    is_all: bool
-    total_bytes: Figure | None
     timed: Sequence[tuple[str, int]]
     suffixes: Counter[str]
     read: Callable[[float], list[Content]]
@@ -96,6 +97,7 @@ class Sampled:
     is_partial: bool
     how: str
     resident: float | None
+    total_bytes: Figure | None = None
     has_images: bool = True
     notes: tuple[str, ...] = ()
     fetched: Sequence[tuple[str, bytes, int]] = ()
@@ -103,6 +105,11 @@ class Sampled:
     copied: Sequence[str] = ()
     unasked: Sequence[str] = ()
     parts: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the size of every sample is known."""
+        return not self.is_partial and len(self.sizes) == self.samples.value
 
 
 def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
@@ -117,11 +124,7 @@ def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
     if is_url(dataset) and not is_pattern(dataset):
         return _sample_address(dataset, scratch, seconds)
     if os.path.exists(os.path.join(dataset, FILE_NAME)):
-        pack = open_pack(dataset)
-        try:
-            return _sample_pack(dataset, pack)
-        finally:
-            pack.close()
+        return _sample_pack(dataset)
     if os.path.islink(dataset) and not os.path.exists(dataset):
         raise NotFound(f"{dataset} is a link to {os.readlink(dataset)}, which is not there")
     if os.path.isdir(dataset):
@@ -151,24 +154,18 @@ def _sample_address(address: str, scratch: str, seconds: float) -> Sampled:
         except NotFound:
             is_pack = False
         if is_pack:
-            pack = open_pack(address)
-            try:
-                return _sample_pack(address, pack)
-            finally:
-                pack.close()
-        file = place.find()
-        inside = [] if file is not None else [one for _, one in place.list(b"") if one is not None]
-    files = [
-        (place.address(one.path), one.size_bytes) for one in inside if kind_by_name(one.path).is_container
-    ]
-    if file is None and not files:
+            return _sample_pack(address)
+        if (file := place.find()) is not None:
+            files = [(address, file.size_bytes)]
+        else:
+            inside = [one for _, one in place.list(b"") if one and kind_by_name(one.path).is_container]
+            files = [(place.address(one.path), one.size_bytes) for one in inside]
+    if not files:
         raise SourceError(
             f"{address} is no pack, and holds no tar, zip or other file of samples",
             hint=f"of other files behind an address, make a pack: feedrate pack {shell_quote(address)} PACK",
         )
-    return _sample_containers(
-        address, files if file is None else [(address, file.size_bytes)], scratch, seconds
-    )
+    return _sample_containers(address, files, scratch, seconds)
 
 
 def _sample_tree(root: str, tree: TreeCount) -> Sampled:
@@ -196,8 +193,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
     timed = [(path, sizes.get(path, largest)) for path in rest]
     return Sampled(
         kind="folders", samples=tree.images, files=tree.images, folders=tree.folders,
-        sizes=list(sizes.values()), is_all=tree.is_whole and len(answers) == tree.images.value,
-        total_bytes=None, timed=timed, suffixes=tree.suffixes,
+        sizes=list(sizes.values()), timed=timed, suffixes=tree.suffixes,
         read=partial(_read_values, root, [FileRange(path, size, path) for path, size in inside]),
         list_s=tree.list_s, is_partial=not tree.is_whole, how=tree.how,
         resident=_find_resident([file for file in sizes.items() if file[1]]), notes=tuple(notes),
@@ -208,8 +204,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
 def ask_more_sizes(sampled: Sampled) -> Sampled:
     """Return the same with the sizes of files that were left for timing: nobody times them any more."""
     answers = list(map_in_time(_stat, sampled.unasked, threads=AT_ONCE, seconds=_ASKING_S))
-    sizes = [*sampled.sizes, *(size for _, size in answers if size is not None)]
-    return replace(sampled, sizes=sizes, is_all=not sampled.is_partial and len(sizes) == sampled.files.value)
+    return replace(sampled, sizes=[*sampled.sizes, *(size for _, size in answers if size is not None)])
 
 
 def _share(count: int, total: int, noun: str) -> str:
@@ -235,20 +230,12 @@ def _read_values(root: str, values: Sequence[FileRange], seconds: float) -> list
     """Read samples in the order in which they were drawn, several at a time."""
 
     def read(value: FileRange) -> Content:
-        source = Bytes(root)
-        try:
+        with closing(Bytes(root)) as source:
             return _read_one(source, value)
-        finally:
-            source.close()
 
-    within: list[FileRange] = []
-    left = _MOST_BYTES
-    for value in values[:_MOST_SAMPLES]:
-        left -= value.size_bytes
-        if left < 0 and len(within) >= 2:
-            break
-        within.append(value)
-    return list(map_in_time(read, within, threads=AT_ONCE, seconds=seconds))
+    ends = accumulate(value.size_bytes for value in values[:_MOST_SAMPLES])
+    count = sum(number < 2 or end <= _MOST_BYTES for number, end in enumerate(ends))
+    return list(map_in_time(read, values[:count], threads=AT_ONCE, seconds=seconds))
 
 
 def _read_one(source: Bytes, value: Value) -> Content:
@@ -261,54 +248,58 @@ def _read_one(source: Bytes, value: Value) -> Content:
         return Content(suffix, None, str(error))
 
 
-def _sample_pack(path: str, pack: Pack) -> Sampled:
-    shards = pack.manifest.shards
-    if not len(pack):
-        raise SourceError(f"{path} holds no samples")
-    count = min(len(pack), _MOST_ROWS)
-    positions = np.sort(np.random.default_rng().choice(len(pack), count, replace=False)).astype(np.int64)
-    rows, statuses = pack.rows(positions)
-    lengths = [name for name in rows.dtype.names or () if name.endswith(".length")]
-    sizes = sum((rows[name] for name in lengths), np.zeros(len(rows), np.int64))
-    image = pack.manifest.field("image")
-    field = "image" if image is not None else lengths[0].removesuffix(".length") if lengths else ""
-    is_far = is_url(path) or any(shard.is_remote for shard in shards)
-    root = shards[0].folder if shards[0].is_remote else path
-    named = [(shard.name.encode(), shard.size_bytes) for shard in shards if shard.folder == shards[0].folder]
-    good = np.flatnonzero(statuses == 0)
-    drawn = np.random.default_rng().permutation(good)[:_MOST_SAMPLES]
-    values: list[FileRange] = []
-    if field:
-        at, some = positions[drawn], rows[drawn]
-        names = pack.texts(f"{field}.path", at)
-        if is_far:
-            where, ranges = pack.locate(at)[0], pack.ranges(field, some, at)
-            files = [shards[one].name for one in where.tolist()]
-        else:
-            opened, ranges, _ = pack.find_values(field, some, at)
-            files = [os.path.abspath(opened.paths[one]) for one in ranges.file.tolist()]
-        facts = zip(names, ranges.length.tolist(), files, ranges.offset.tolist(), strict=True)
-        values = [FileRange(name, size, os.fsencode(file), offset) for name, size, file, offset in facts]
+def _sample_pack(path: str) -> Sampled:
+    with closing(open_pack(path)) as pack:
+        shards = pack.manifest.shards
+        if not len(pack):
+            raise SourceError(f"{path} holds no samples")
+        drawn = np.random.default_rng().choice(len(pack), min(len(pack), _MOST_ROWS), replace=False)
+        positions = np.sort(drawn).astype(np.int64)
+        rows, statuses = pack.rows(positions)
+        lengths = [name for name in rows.dtype.names or () if name.endswith(".length")]
+        sizes = sum((rows[name] for name in lengths), np.zeros(len(rows), np.int64))
+        image = pack.manifest.field("image")
+        names = ["image"] if image is not None else [name.removesuffix(".length") for name in lengths[:1]]
+        is_far = is_url(path) or any(shard.is_remote for shard in shards)
+        root = shards[0].folder if shards[0].is_remote else path
+        good = np.flatnonzero(statuses == 0)
+        some = np.random.default_rng().permutation(good)[:_MOST_SAMPLES]
+        values = [
+            one for name in names for one in _find_values(pack, name, positions[some], rows[some], is_far)
+        ]
+        is_files = all(shard.container == FILES for shard in shards)
+        timed = [] if is_far else _list_shards(pack)
+        if is_files:  # each value of an index of single files is one of them
+            timed = [(os.fsdecode(value.file), value.size_bytes) for value in values]
+        parts = count_parts(pack)
+    exactly = partial(Figure.exactly, note="its index says so")
     kind = "index" if all(shard.is_in_place for shard in shards) else "pack"
-    note = "its index says so"
-    timed = [] if is_far else _list_shards(pack)
-    is_files = all(shard.container == FILES for shard in shards)
-    if is_files:  # each value of an index of single files is one of them
-        timed = [(os.fsdecode(value.file), value.size_bytes) for value in values]
     return Sampled(
-        kind=kind, samples=Figure.exactly(len(pack), note=note), 
-        files=Figure.exactly(len(pack) if is_files else len(shards), note=note),
-        folders=Figure.exactly(1), sizes=sizes[good].tolist(), is_all=count == len(pack),
-        total_bytes=Figure.exactly(sum(s.size_bytes for s in shards), note=note) if kind == "pack" else None,
-        timed=timed, copied=[path for path, _ in timed],
+        kind=kind, samples=exactly(pack.manifest.samples),
+        files=exactly(pack.manifest.samples if is_files else len(shards)), folders=Figure.exactly(1),
+        sizes=sizes[good].tolist(), list_s=Figure.exactly(0.0), is_partial=False,
+        total_bytes=exactly(sum(shard.size_bytes for shard in shards)) if kind == "pack" else None,
+        timed=timed, copied=[path for path, _ in timed], resident=_find_resident(timed),
         suffixes=Counter(file_suffix(value.path) for value in values),
-        read=partial(_read_values, root, values), list_s=Figure.exactly(0.0), is_partial=False,
-        how=format_count(len(shards), "shard"),
-        resident=_find_resident(timed),
+        read=partial(_read_values, root, values), how=format_count(len(shards), "shard"),
         has_images=image is not None and image.kind is Kind.IMAGE and image.coding is not Coding.RAW,
-        fetched=[(root, name, size) for name, size in named] if is_far else (),
-        parts={name: Figure.exactly(count, note=note) for name, count in count_parts(pack).items()},
+        fetched=[
+            (root, shard.name.encode(), shard.size_bytes)
+            for shard in shards if is_far and shard.folder == shards[0].folder
+        ],
+        parts={name: exactly(count) for name, count in parts.items()},
     )  # fmt: skip
+
+
+def _find_values(pack: Pack, field: str, at: I64, rows: Rows, is_far: bool) -> Iterator[FileRange]:
+    if is_far:
+        where, ranges = pack.locate(at)[0], pack.ranges(field, rows, at)
+        files = [pack.manifest.shards[one].name for one in where.tolist()]
+    else:
+        opened, ranges, _ = pack.find_values(field, rows, at)
+        files = [os.path.abspath(opened.paths[one]) for one in ranges.file.tolist()]
+    facts = zip(pack.texts(f"{field}.path", at), ranges.length, files, ranges.offset, strict=True)
+    return (FileRange(name, int(size), os.fsencode(file), int(start)) for name, size, file, start in facts)
 
 
 def _list_shards(pack: Pack) -> list[tuple[str, int]]:
@@ -384,7 +375,6 @@ def _sample_containers(
     return Sampled(
         kind=kind.name.lower(), samples=samples, files=Figure.exactly(len(files)),
         folders=tree.folders if tree else Figure.exactly(1), sizes=sizes,
-        is_all=is_whole and len(sizes) == samples.value,
         total_bytes=Figure.exactly(total) if kind.is_container else None,
         timed=timed, copied=[path for path, _ in timed], suffixes=Counter(one.suffix for one in contents),
         read=lambda _: contents, list_s=Figure.within(took_s * max(total / walked, 1.0), 2.0, "measured"),
@@ -436,11 +426,8 @@ def _look_through(path: str, size_bytes: int, scratch: str, seconds: float, amon
             is_whole = False
             stream.close()  # type: ignore[attr-defined] # what waits in a spool is written
             break
-    source = Bytes(reader.root, folder)
-    try:
+    with closing(Bytes(reader.root, folder)) as source:
         contents = _read_drawn(source, drawn, _MOST_BYTES // among)
-    finally:
-        source.close()
     said = [f"{_share(rejected, count, 'sample')} cannot be used, as {why}"] if rejected else []
     note = "; ".join([*said, *_note_folds(reader)])
     has_images = any("image" in one.values for one in drawn)

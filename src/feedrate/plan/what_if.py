@@ -49,8 +49,8 @@ class Preset(NamedTuple):
 
 
 # A file, a read, a new file; files per second; bytes per second of a stream, in all, and of writing.
-# Rates are those of data sheets. A file costs its directory entry, its inode and its first bytes: some two waits for a
-# disk or a network.
+# Rates are those of data sheets. A file costs its directory entry, its inode and its first bytes: some two
+# waits for a disk or a network.
 STORAGE = {
     # 3,500 and 2,300 MB/s, 370,000 reads of 4 KB per second; one read alone waits some 0.1 ms for the flash.
     "nvme": Preset(
