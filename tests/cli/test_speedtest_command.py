@@ -15,7 +15,7 @@ from feedrate.cli import main
 from feedrate.demo.results import SpeedtestResult
 from feedrate.doctor.results import Fact, load_diagnosis
 from feedrate.errors import DoctorError
-from feedrate.report.speedtest import draw_speedtest
+from feedrate.report.bench import draw_speedtest
 from support.diagnoses import make_decode_bound
 from support.paths import ROOT
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from feedrate.bench.results import MachineResult
 from feedrate.figures import Figure
-from feedrate.report.bench_machine import draw_machine
+from feedrate.report.bench import draw_machine
 from support.bench_results import make_machine_result, make_store_speed
 
 

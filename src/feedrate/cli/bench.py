@@ -117,7 +117,7 @@ def run_machine(arguments: argparse.Namespace) -> int:
     """
     from feedrate.bench.machine import bench_machine, choose_stores
     from feedrate.model.numbers import save_numbers
-    from feedrate.report.bench_machine import draw_machine
+    from feedrate.report.bench import draw_machine
 
     stores = choose_stores(arguments.stores)
     with ended_like_an_interrupt():

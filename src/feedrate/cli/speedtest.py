@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     require_torch("the speed test trains a model, so it")
     from feedrate.demo.speedtest import SpeedOptions, run_speedtest
-    from feedrate.report.speedtest import draw_speedtest
+    from feedrate.report.bench import draw_speedtest
 
     options = SpeedOptions(
         arguments.model, arguments.batch_size, arguments.size, arguments.device, arguments.workers,
