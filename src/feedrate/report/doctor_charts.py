@@ -7,8 +7,10 @@ Shapes are widened to the width of the page, so words stand beside them, in HTML
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from feedrate.doctor.results import Curve, StepRow, name_phase
 from feedrate.report import doctor_words as words
@@ -43,11 +45,6 @@ def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, sma
     if left > 1e-9:
         spans.append(f'<span style="flex: {left:.6g} 0 0"></span>')
     return f'<div class="bar{" small" if small else ""}" role="presentation">{"".join(spans)}</div>'
-
-
-def draw_key(parts: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(f'<li><i class="{tone}"></i>{show(name)}</li>' for tone, name in parts)
-    return f'<ul class="key">{rows}</ul>'
 
 
 def draw_interval(low: float, value: float, high: float, *, start: float, end: float) -> str:
@@ -96,7 +93,7 @@ def draw_timeline(rows: Sequence[StepRow]) -> str:
     columns = {rank: _gather([row for row in good if row.rank == rank], most) for rank in ranks}
     top = _find_top([one.wall_s for some in columns.values() for one in some])
     charts = "".join(_chart(f"rank {rank}" if len(ranks) > 1 else "", columns[rank], top) for rank in ranks)
-    grouped = max(1, *(_group_size(sum(row.rank == rank for row in good), most) for rank in ranks))
+    grouped = max(_group_size(sum(row.rank == rank for row in good), most) for rank in ranks)
     note = f"<small>Each column is the mean of up to {grouped} steps.</small>" if grouped > 1 else ""
     return (
         f'<div class="{"ranks" if len(ranks) > 1 else ""}">{charts}</div>{_phases(columns[ranks[0]])}{note}'
@@ -110,31 +107,23 @@ def _group_size(steps: int, most: int) -> int:
 def _gather(rows: Sequence[StepRow], most: int) -> list[_Column]:
     size = _group_size(len(rows), most)
     columns, first = [], 0
-    while first < len(rows):
-        group = [rows[first]]
-        while len(group) < size and first + len(group) < len(rows):
-            following = rows[first + len(group)]
-            if following.phase != group[0].phase:
-                break
-            group.append(following)
-        columns.append(_column(group, first))
-        first += len(group)
+    for _, group in groupby(rows, lambda row: row.phase):
+        phase = list(group)
+        columns += [_column(phase[at : at + size], first + at) for at in range(0, len(phase), size)]
+        first += len(phase)
     return columns
 
 
 def _column(group: Sequence[StepRow], number: int) -> _Column:
-    parts: dict[str, float] = {}
-    count = len(group)
+    parts, count = defaultdict[str, float](float), len(group)
     for row in group:
         exposed = words.clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
-        shares = {"exposed": exposed, "hidden": row.wait_s - exposed}
+        shares = defaultdict(float, exposed=exposed, hidden=row.wait_s - exposed)
         for name, seconds in row.parts.items():
-            if is_number(seconds):
-                tone = find_tone(name)
-                shares[tone] = shares.get(tone, 0.0) + seconds
-        shares["other"] = shares.get("other", 0.0) + max(0.0, row.wall_s - sum(shares.values()))
+            shares[find_tone(name)] += seconds if is_number(seconds) else 0.0
+        shares["other"] += max(0.0, row.wall_s - sum(shares.values()))
         for tone, seconds in shares.items():
-            parts[tone] = parts.get(tone, 0.0) + max(0.0, seconds) / count
+            parts[tone] += max(0.0, seconds) / count
     wall = sum(row.wall_s for row in group) / count
     said = ", ".join(f"{tone} {words.seconds(s)}" for tone, s in parts.items() if s > 0)
     phase = name_phase(group[0].phase)
@@ -180,26 +169,16 @@ def _box(tone: str, left: float, top: float, width: float, height: float) -> str
 
 
 def _phases(columns: Sequence[_Column]) -> str:
-    spans: list[tuple[str, int]] = []
-    for one in columns:
-        if spans and spans[-1][0] == one.phase:
-            spans[-1] = (one.phase, spans[-1][1] + 1)
-        else:
-            spans.append((one.phase, 1))
     return '<div class="phases">' + "".join(
-        f'<span class="{"real" if phase == "real" else ""}" style="flex: {count} 0 0" '
+        f'<span class="{"real" if phase == "real" else ""}" style="flex: {len(list(group))} 0 0" '
         f'title="{show(name_phase(phase))}">{show(name_phase(phase))}</span>'
-        for phase, count in spans
+        for phase, group in groupby(columns, lambda one: one.phase)
     ) + "</div>"  # fmt: skip
 
 
 def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     """Return one small chart; a gap where nothing was read, and a shade where the experiments are."""
-    points = [
-        (t, v)
-        for t, v in zip(curve.times_s, curve.values, strict=False)
-        if math.isfinite(t)
-    ]  # fmt: skip
+    points = [(t, v) for t, v in zip(curve.times_s, curve.values, strict=False) if math.isfinite(t)]
     values = [v for _, v in points if is_number(v)]
     title = f"<figcaption>{show(curve.name)} <small>{show(words.curve(curve))}</small></figcaption>"
     if not values:
@@ -211,13 +190,10 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     def at(t: float, v: float) -> str:
         return f"{300 * words.place(t, start, end):.1f},{66 - 62 * words.place(v, low, top):.1f}"
 
-    path, is_down = [], False
+    path, step = [], "M"
     for t, v in points:
-        if not is_number(v):
-            is_down = False
-            continue
-        path.append(f"{'L' if is_down else 'M'}{at(t, v)}")
-        is_down = True
+        path += [f"{step}{at(t, v)}"] if is_number(v) else []
+        step = "L" if is_number(v) else "M"
     shade = ""
     if real_until_s is not None and start < real_until_s < end:
         x = 300 * words.place(real_until_s, start, end)

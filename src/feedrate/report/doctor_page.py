@@ -4,13 +4,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from feedrate.doctor.results import Diagnosis, Rate, SamplePart, TimeShare
 from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
 from feedrate.report.doctor import LEFT_OUT
-from feedrate.report.page import draw_frame, draw_section, show, show_sentence
+from feedrate.report.page import (
+    draw_facts,
+    draw_frame,
+    draw_key,
+    draw_points,
+    draw_section,
+    show,
+    show_sentence,
+)
 from feedrate.units import is_number
 
 
@@ -26,8 +34,8 @@ def draw_doctor_page(diagnosis: Diagnosis) -> str:
         draw_section("What each part could do", _draw_rates(diagnosis.rates)),
         draw_section("Busy lines of code", _items(words.list_hot_lines(diagnosis))),
         draw_section("What the machine did", _draw_curves(diagnosis)),
-        draw_section("Machine and data", _facts({one.name: one.value for one in diagnosis.facts})),
-        draw_section("What was done and seen", _points(words.list_doings(diagnosis))),
+        draw_section("Machine and data", draw_facts((one.name, one.value or "-") for one in diagnosis.facts)),
+        draw_section("What was done and seen", draw_points(words.list_doings(diagnosis))),
     )
     return draw_frame(
         f"feedrate doctor: {command}",
@@ -70,7 +78,7 @@ def _remedies(diagnosis: Diagnosis) -> str:
         text = f'<p class="soft">{legend}</p>{_items(items, start, end)}'
         text += f'<div class="remedy"><span></span>{charts.draw_scale(start, end)}</div>'
     if useless:
-        text += f"<article><h3>Would give nothing</h3>{_points(map(words.useless, useless))}</article>"
+        text += f"<article><h3>Would give nothing</h3>{draw_points(map(words.useless, useless))}</article>"
     return text
 
 
@@ -86,22 +94,12 @@ def _item(one: words.Item, start: float, end: float) -> str:
         gain = f'<div><span class="gain">{best.gain}</span>{track}</div>'
         title = f'<div class="remedy">{title}{gain}</div>'
     text = "".join(f'<p class="soft">{show_sentence(line)}</p>' for line in one.lines)
-    text += _points(one.points) + "".join(f"<pre>{show(line)}</pre>" for line in one.typed)
+    text += draw_points(one.points) + "".join(f"<pre>{show(line)}</pre>" for line in one.typed)
     if one.code:
         text += f"<pre>{chr(10).join(map(show, one.code.rstrip().split(chr(10))))}</pre>"
     if one.left_out:
-        text += f'<p class="soft">{LEFT_OUT}</p>{_points(one.left_out)}'
+        text += f'<p class="soft">{LEFT_OUT}</p>{draw_points(one.left_out)}'
     return f"\n<article>{title}{text}</article>"
-
-
-def _points(points: Iterable[str]) -> str:
-    rows = "".join(f"<li>{show(text)}</li>" for text in points)
-    return f"<ul>{rows}</ul>" if rows else ""
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    rows = "".join(f"<dt>{show(name)}</dt><dd>{show(value)}</dd>" for name, value in facts.items())
-    return f'<dl class="facts">{rows}</dl>' if rows else ""
 
 
 _STATES = (
@@ -154,7 +152,7 @@ def _draw_sample(sample: Sequence[SamplePart]) -> str:
     )
     total = words.seconds(sum(wall for wall in walls if is_number(wall)))
     head = f'<p class="soft">{total} per sample, where samples are made.</p>'
-    return f"{head}<table>{rows}</table>{charts.draw_key(_STATES)}"
+    return f"{head}<table>{rows}</table>{draw_key(_STATES)}"
 
 
 def _states(one: SamplePart, largest: float) -> str:
@@ -170,7 +168,7 @@ def _draw_steps(diagnosis: Diagnosis) -> str:
     if not rows:
         return ""
     seen = {charts.find_tone(name) for row in rows for name in row.parts} | {"exposed", "hidden", "other"}
-    key = charts.draw_key([(tone, name) for tone, name in _STEP_KEY if tone in seen])
+    key = draw_key([(tone, name) for tone, name in _STEP_KEY if tone in seen])
     ground = _GROUND if any(row.phase != "real" for row in rows) else ""
     legend = (
         f"One column per step, as high as it is long; a mark on top: longer than the chart is high.{ground}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby, zip_longest
 
 from feedrate.doctor.results import Curve, Diagnosis, StepRow
 from feedrate.errors import clean
@@ -25,12 +26,16 @@ Event = dict[str, object]
 
 def draw_trace(diagnosis: Diagnosis) -> str:
     """Return the trace as JSON; times are microseconds from the first step."""
-    rows = [row for row in diagnosis.timeline if _is_time(row.start_s) and _is_time(row.wall_s)]
-    events = [*_names(rows, diagnosis.curves)]
-    for rank in sorted({row.rank for row in rows}):
-        mine = sorted((row for row in rows if row.rank == rank), key=lambda row: row.start_s)
-        events += _phases(mine)
-        for number, row in enumerate(mine):
+    timed = [row for row in diagnosis.timeline if _is_time(row.start_s) and _is_time(row.wall_s)]
+    ranks: dict[int, list[StepRow]] = {}
+    for row in sorted(timed, key=lambda row: (row.rank, row.start_s)):
+        ranks.setdefault(row.rank, []).append(row)
+    events = [event for rank in ranks for event in _names(rank)]
+    if diagnosis.curves:
+        events.append(_name("process_name", _MACHINE, 0, "machine"))
+    for rows in ranks.values():
+        events += _phases(rows)
+        for number, row in enumerate(rows):
             events += _step(row, number)
     for curve in diagnosis.curves:
         events += _counter(curve)
@@ -46,13 +51,10 @@ def draw_trace(diagnosis: Diagnosis) -> str:
     return json.dumps(document, allow_nan=False) + "\n"
 
 
-def _names(rows: Sequence[StepRow], curves: Sequence[Curve]) -> Iterator[Event]:
-    for rank in sorted({row.rank for row in rows}):
-        yield _name("process_name", rank, 0, f"rank {rank}")
-        yield _name("thread_name", rank, _STEPS, "steps")
-        yield _name("thread_name", rank, _PHASES, "real run and experiments")
-    if curves:
-        yield _name("process_name", _MACHINE, 0, "machine")
+def _names(rank: int) -> Iterator[Event]:
+    yield _name("process_name", rank, 0, f"rank {rank}")
+    yield _name("thread_name", rank, _STEPS, "steps")
+    yield _name("thread_name", rank, _PHASES, "real run and experiments")
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> Event:
@@ -60,19 +62,12 @@ def _name(kind: str, process: int, thread: int, name: str) -> Event:
 
 
 def _phases(rows: Sequence[StepRow]) -> Iterator[Event]:
-    first = 0
-    for number, row in enumerate(rows):
-        is_last = number + 1 == len(rows)
-        if is_last or rows[number + 1].phase != row.phase:
-            start, end = (
-                rows[first].start_s,
-                max(one.start_s + one.wall_s for one in rows[first : number + 1]),
-            )
-            if not is_last:
-                end = min(end, rows[number + 1].start_s)
-            steps = {"steps": number + 1 - first}
-            yield _span(clean(row.phase), "phase", row.rank, _PHASES, start, end - start, steps)
-            first = number + 1
+    phases = [list(group) for _, group in groupby(rows, lambda row: row.phase)]
+    for steps, following in zip_longest(phases, phases[1:]):
+        start, end = steps[0].start_s, max(one.start_s + one.wall_s for one in steps)
+        end = min(end, following[0].start_s) if following else end
+        name, count = clean(steps[0].phase), {"steps": len(steps)}
+        yield _span(name, "phase", steps[0].rank, _PHASES, start, end - start, count)
 
 
 def _step(row: StepRow, number: int) -> Iterator[Event]:
@@ -89,8 +84,7 @@ def _step(row: StepRow, number: int) -> Iterator[Event]:
             # The device goes idle when its queued work is done, so at the end of the wait.
             yield _span("device idle", "wait", row.rank, _STEPS, now + wait - exposed, exposed, args)
     now += wait
-    known = [name for name in _ORDER if name in row.parts]
-    for name in [*known, *(name for name in row.parts if name not in _ORDER)]:
+    for name in dict.fromkeys([*(name for name in _ORDER if name in row.parts), *row.parts]):
         length = _bounded(row.parts[name], end - now)
         if length > 0:
             yield _span(clean(name), "part", row.rank, _STEPS, now, length, args)

@@ -8,6 +8,7 @@ or run anything at all; pictures stand in it as data: URIs. What is not feedrate
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from feedrate.errors import clean
@@ -121,6 +122,22 @@ def show(text: str) -> str:
 
 def show_sentence(text: str) -> str:
     return show(text[:1].upper() + text[1:])
+
+
+def draw_points(texts: Iterable[str]) -> str:
+    rows = "".join(f"<li>{show(text)}</li>" for text in texts)
+    return f"<ul>{rows}</ul>" if rows else ""
+
+
+def draw_facts(facts: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{show(name)}</dt><dd>{show(text)}</dd>" for name, text in facts if text)
+    return f'<dl class="facts">{rows}</dl>' if rows else ""
+
+
+def draw_key(parts: Iterable[tuple[str, str]]) -> str:
+    """Return what the colours of a chart mean."""
+    rows = "".join(f'<li><i class="{tone}"></i>{show(name)}</li>' for tone, name in parts)
+    return f'<ul class="key">{rows}</ul>'
 
 
 def draw_section(title: str, body: str) -> str:

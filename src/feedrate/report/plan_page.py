@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.plan.results import FIRST, LATER, Node, Plan, Survey, Way
-from feedrate.report.doctor_charts import draw_key
 from feedrate.report.figures import TIE, describe_origin, find_spread, say_bounds, say_value, short_time
-from feedrate.report.page import draw_frame, draw_section, show, show_sentence
+from feedrate.report.page import draw_facts, draw_frame, draw_key, draw_points, draw_section, show
 from feedrate.report.plan import describe_gpus, list_columns, list_unfit
 from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
 
@@ -46,7 +45,7 @@ def draw_plan_page(plan: Plan) -> str:
     way = next((one for one in plan.ways if plan.recommended and one.code == plan.recommended), None)
     fitting = [one for one in plan.ways if one.fits]
     bars = [(one.name, one, one is way) for one in fitting]
-    unfit = "".join(f"<li>{show(names)}: {show(why)}</li>" for why, names in list_unfit(plan).items())
+    unfit = (f"{names}: {why}" for why, names in list_unfit(plan).items())
     # A way far slower than reading in place, which comes first, would press all others flat.
     now_s = plan.ways[0].total_s.value if plan.ways else 0.0
     most = 2 * now_s if is_number(now_s) else math.inf
@@ -54,8 +53,8 @@ def draw_plan_page(plan: Plan) -> str:
         draw_section("What to type", _draw_commands(way)),
         draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars, most)),
         draw_section("The ways side by side", _draw_table(plan, fitting, way)),
-        draw_section("Not possible, or not needed, here", f"<ul>{unfit}</ul>" if unfit else ""),
-        draw_section("Notes", _draw_list(plan.notes)),
+        draw_section("Not possible, or not needed, here", draw_points(unfit)),
+        draw_section("Notes", draw_points(note[:1].upper() + note[1:] for note in plan.notes)),
         draw_section("The dataset", _draw_survey(plan.survey)),
         draw_section("The node", _draw_node(plan.node)),
     )
@@ -76,11 +75,6 @@ def _draw_commands(way: Way | None) -> str:
         return ""
     needs = f'<p class="soft">It needs {show(way.needs)}.</p>' if way.needs else ""
     return needs + "".join(f"<pre>{show(line)}</pre>" for line in way.commands)
-
-
-def _draw_list(lines: Iterable[str]) -> str:
-    rows = "".join(f"<li>{show_sentence(line)}</li>" for line in lines)
-    return f"<ul>{rows}</ul>" if rows else ""
 
 
 def _draw_bars(bars: Sequence[tuple[str, Way, bool]], most: float = math.inf) -> str:
@@ -182,14 +176,14 @@ def _draw_survey(survey: Survey) -> str:
         ("packing a sample, a core", survey.pack_s, "s"), ("listing all of it", survey.list_s, "s"),
         *_list_store("source", survey.source),
     ]  # fmt: skip
-    said = {
-        "kind": survey.kind,
-        "formats": formats,
-        "pixels": f"{survey.width:,.0f} x {survey.height:,.0f}" if survey.width else "",
-        "in the page cache": cached,
-        "looked at": f"{survey.how} ({format_seconds(survey.took_s)})",
-    }
-    return _draw_said(said) + _draw_figures(rows)
+    facts = (
+        ("kind", survey.kind),
+        ("formats", formats),
+        ("pixels", f"{survey.width:,.0f} x {survey.height:,.0f}" if survey.width else ""),
+        ("in the page cache", cached),
+        ("looked at", f"{survey.how} ({format_seconds(survey.took_s)})"),
+    )
+    return draw_facts(facts) + _draw_figures(rows)
 
 
 def _draw_node(node: Node) -> str:
@@ -202,12 +196,13 @@ def _draw_node(node: Node) -> str:
         ("free on scratch", node.scratch_free_bytes, "bytes"),
         *(_list_store("scratch", node.scratch) if node.scratch else ()),
     ]  # fmt: skip
-    said = {
-        "node": f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name,
-        "GPUs": describe_gpus(node).replace(TIE, " "),
-        "memory by": node.memory_origin,
-    }
-    return _draw_said(said | {"scratch": node.scratch_path}) + _draw_figures(rows)
+    facts = (
+        ("node", f"{node.nodes:,} x {node.name}" if node.nodes > 1 else node.name),
+        ("GPUs", describe_gpus(node).replace(TIE, " ")),
+        ("memory by", node.memory_origin),
+        ("scratch", node.scratch_path),
+    )
+    return draw_facts(facts) + _draw_figures(rows)
 
 
 def _list_store(name: str, store: StoreSpeed) -> list[tuple[str, Figure | None, str]]:
@@ -218,11 +213,6 @@ def _list_store(name: str, store: StoreSpeed) -> list[tuple[str, Figure | None, 
         (f"{name}: {store.streams} streams", store.total_bytes_per_s, "bytes/s"),
         (f"{name}: writing", store.write_bytes_per_s, "bytes/s"),
     ]  # fmt: skip
-
-
-def _draw_said(said: dict[str, str]) -> str:
-    rows = "".join(f"<dt>{show(name)}</dt><dd>{show(text)}</dd>" for name, text in said.items() if text)
-    return f'<dl class="facts">{rows}</dl>'
 
 
 def _draw_figures(rows: Iterable[tuple[str, Figure | None, str]]) -> str:

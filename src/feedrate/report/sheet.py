@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from feedrate.packing.results import Oddity, PackDescription, Picture, Quality, Sheet
 from feedrate.report.check import describe_fields
-from feedrate.report.page import draw_frame, draw_section, show, show_sentence
+from feedrate.report.page import draw_facts, draw_frame, draw_section, show, show_sentence
 from feedrate.report.quality import (
     describe_classes,
     describe_code,
@@ -60,7 +60,7 @@ def draw_sheet(description: PackDescription, sheet: Sheet) -> str:
     sections = [
         draw_section("What deserves a look", odd),
         draw_section("Other samples", _pictures_html([one for one in sheet.pictures if not one.code])),
-        draw_section("What is in there", _facts_html(describe_fields(description))),
+        draw_section("What is in there", draw_facts(describe_fields(description))),
     ]
     if quality is not None:
         sections += [
@@ -121,11 +121,6 @@ def _figure(one: Picture) -> str:
     return f"<figure>{shown}<figcaption>{caption}</figcaption></figure>"
 
 
-def _facts_html(rows: Iterable[tuple[str, str]]) -> str:
-    facts = "".join(f"<dt>{show(name)}</dt><dd>{show(text)}</dd>" for name, text in rows if text)
-    return f'<dl class="facts">{facts}</dl>'
-
-
 def _classes_html(quality: Quality) -> str:
     if not quality.classes:
         return ""
@@ -143,12 +138,12 @@ def _sizes_html(quality: Quality) -> str:
         f"<div><h3>{title}</h3>{_bars_html((name, n, f'{n:,}') for name, n in counts.items())}</div>"
         for title, counts in (("Shorter side", quality.short_sides), ("Longer side", quality.long_sides))
     )
-    extremes = "".join(
-        f"<dt>{word}</dt><dd>{image.width} x {image.height}: <code>{show(image.path)}</code></dd>"
+    extremes = (
+        (word, f"{image.width} x {image.height}: {image.path}")
         for word, image in (("smallest", quality.smallest), ("largest", quality.largest))
         if image is not None
     )
-    return f'<div class="pair">{sides}</div>\n<dl class="facts">{extremes}</dl>'
+    return f'<div class="pair">{sides}</div>\n{draw_facts(extremes)}'
 
 
 def _bars_html(rows: Iterable[tuple[str, int, str]]) -> str:
