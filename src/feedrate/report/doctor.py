@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -80,14 +81,14 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
     one = next((one for one in helping if one.code), None)
     if one is None or one.code is None:
         return []
-    lines = ["", *_wrap(f"The code to {clean(one.title)}, {one.gain}:", lines=3), ""]
+    lines = ["", *_wrap(f"The code to {clean(one.title)}, {one.gain}:", 3), ""]
     if one.command:
         lines += [f"  $ {shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
     lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
     if one.left_out:
         lines += ["", LEFT_OUT]
         for text in one.left_out[:_MOST_LEFT_OUT]:
-            lines += _wrap(clean(text), first="  - ", rest="    ", lines=3)
+            lines += _wrap(clean(text), 3, "  - ")
         more = len(one.left_out) - _MOST_LEFT_OUT
         lines += [f"  - {more} more: see --full, --html or --json"] if more > 0 else []
     return lines
@@ -95,12 +96,12 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
 
 def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
     blocks = [
-        _wrap(words.verdict(diagnosis), lines=3),
+        _wrap(words.verdict(diagnosis), 3),
         [
             *_step(diagnosis.run),
             *_shares(diagnosis.split, room),
             *_sample(diagnosis.sample),
-            *_evidence(diagnosis.findings, room.evidence),
+            *(line for _, lines in _fit_evidence(diagnosis.findings, room.evidence) for line in lines),
             *_hottest(diagnosis, room.evidence),
         ],
         _remedies(diagnosis.remedies, room) if diagnosis.run.steps else _cures(diagnosis.remedies),
@@ -145,11 +146,8 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
 def _share(one: TimeShare, width: int) -> str:
     room = _BAR - width
     halves = round(2 * room * words.clamp(one.share))
-    bar, detail, idle = (
-        "█" * (halves // 2) + "▌" * (halves % 2),
-        words.without_folders(one.detail),
-        one.exposed_s_per_step,
-    )
+    bar, detail = "█" * (halves // 2) + "▌" * (halves % 2), words.without_folders(one.detail)
+    idle = one.exposed_s_per_step
     if is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
         exposed = round(len(bar) * words.clamp(idle / one.seconds_per_step))
@@ -169,9 +167,9 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     wall = sum(states.values())
     if not (is_number(wall) and wall > 0):
         return []
-    kinds: dict[str, float] = {}
+    kinds = defaultdict[str, float](float)
     for one in parts:
-        kinds[one.kind] = kinds.get(one.kind, 0.0) + one.cpu_s + one.queue_s + one.blocked_s
+        kinds[one.kind] += one.cpu_s + one.queue_s + one.blocked_s
     most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
     named = [f"{clean(kind)} {words.share(seconds / wall)}" for kind, seconds in most]
     how = ", ".join(f"{words.share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
@@ -195,17 +193,11 @@ def _hottest(diagnosis: Diagnosis, most: int) -> list[str]:
     )
 
 
-def _evidence(findings: Sequence[Finding], most: int) -> list[str]:
-    return [line for _, lines in _fit_evidence(findings, most) for line in lines]
-
-
 def _fit_evidence(findings: Sequence[Finding], most: int) -> Iterator[tuple[str, list[str]]]:
     """Yield the evidence for which there is room, each with its lines."""
     label = "why"
     for text in findings[0].evidence if findings else ():
-        lines = _wrap(
-            words.without_folders(text), first=f"{label:<{_LABEL - 2}}- ", rest=" " * _LABEL, lines=2
-        )
+        lines = _wrap(words.without_folders(text), 2, f"{label:<{_LABEL - 2}}- ")
         most -= len(lines)
         if most < 0:
             return
@@ -228,9 +220,9 @@ def _cures(remedies: Sequence[Remedy]) -> list[str]:
     """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
     lines = ["What to do:"]
     for one in remedies[:2]:
-        lines += _wrap(clean(one.title), first="  ", rest="  ", lines=2)
+        lines += _wrap(clean(one.title), 2, "  ")
         lines += [f"    {shorten(clean(one.change), _LONGEST_COMMAND)}"] if one.change else []
-        lines += _wrap(clean(one.note), first="    ", rest="    ", lines=2) if one.note else []
+        lines += _wrap(clean(one.note), 2, "    ") if one.note else []
     return lines if remedies else []
 
 
@@ -245,14 +237,14 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
         text += f" ({clean(one.note)})" if one.note else ""
     indent = " " * _GAIN
     gain = shorten(one.gain, _GAIN - 3)
-    lines = _wrap(text, first=f"  {gain}".ljust(_GAIN), rest=indent, lines=2)
+    lines = _wrap(text, 2, f"  {gain}".ljust(_GAIN))
     # What is to be typed is not cut at the edge of the screen: it has to be copied.
     if one.command:
         lines.append(f"{indent}$ {shorten(clean(one.command), _LONGEST_COMMAND)}")
     if one.change and (has_notes or not one.command):
         lines.append(f"{indent}{shorten(clean(one.change), _LONGEST_COMMAND)}")
     if has_notes and one.note:
-        lines += _wrap(clean(one.note), first=indent, rest=indent, lines=1)
+        lines += _wrap(clean(one.note), 1, indent)
     return lines
 
 
@@ -265,37 +257,30 @@ def _useless(remedies: Sequence[Remedy], most: int) -> list[str]:
 def _warning(findings: Sequence[Finding]) -> list[str]:
     """A busy machine is no cause that the user can cure; what was measured has to be read with it in mind."""
     said = next(filter(None, (one.company for one in findings)), "")
-    first = f"{'warning':<{_LABEL}}"
-    return _wrap(f"the machine was busy: {said}", first=first, rest=" " * _LABEL, lines=2) if said else []
+    return _wrap(f"the machine was busy: {said}", 2, f"{'warning':<{_LABEL}}") if said else []
 
 
 def _others(findings: Sequence[Finding], most: int) -> list[str]:
-    lines = [
+    told = [
         f"{clean(one.code)} {words.share(one.share)}{words.reason(one, findings)}: {clean(one.title)}"
         for one in findings[1:]
         if one.code != CONTENDED
     ]
-    return [
-        line
-        for number, text in enumerate(lines[:most])
-        for line in _line("" if number else "also", text, more=len(lines) - most if number == most - 1 else 0)
-    ]
+    lines = [line for text in told[: most - 1] for line in _line("", text)]
+    lines += _line("", told[most - 1], more=len(told) - most) if len(told) >= most else []
+    return [f"{'also':<{_LABEL}}{lines[0][_LABEL:]}", *lines[1:]] if lines else []
 
 
 def _list(label: str, items: Iterable[str], most: int) -> list[str]:
     """Return as many whole items as fit on so many lines, and how many are left."""
-    left, taken = list(items), ""
-    while left:
-        longer = f"{taken}; {left[0]}" if taken else left[0]
-        more = f" (+{len(left) - 1} more)" if len(left) > 1 else ""
-        if taken and len(_wrap(longer + more, rest=" " * _LABEL, first=" " * _LABEL, lines=99)) > most:
+    listed, drawn = list(items), list[str]()
+    for count in range(1, len(listed) + 1):
+        more = f" (+{len(listed) - count} more)" if count < len(listed) else ""
+        longer = "; ".join(listed[:count]) + more
+        if drawn and len(_wrap(longer, 99, " " * _LABEL)) > most:
             break
-        taken = longer
-        left.pop(0)
-    if not taken:
-        return []
-    more = f" (+{len(left)} more)" if left else ""
-    return _wrap(taken + more, first=f"{label:<{_LABEL}}", rest=" " * _LABEL, lines=most)
+        drawn = _wrap(longer, most, f"{label:<{_LABEL}}")
+    return drawn
 
 
 def _fit(head: str, parts: Sequence[str], tail: str) -> str:
@@ -309,8 +294,9 @@ def _line(label: str, text: str, *, more: int = 0) -> list[str]:
     return [f"{label:<{_LABEL}}{shorten(text, _WIDTH - _LABEL - len(tail))}{tail}"]
 
 
-def _wrap(text: str, *, first: str = "", rest: str = "", lines: int) -> list[str]:
-    wrapped = wrap(text, _WIDTH, first, rest, cuts=True)
+def _wrap(text: str, lines: int, first: str = "") -> list[str]:
+    """Return so many lines at most, the first behind `first`, the others below it."""
+    wrapped = wrap(text, _WIDTH, first, " " * len(first), cuts=True)
     if len(wrapped) <= lines:
         return wrapped
     last, room = wrapped[lines - 1], _WIDTH - len(" ...")
@@ -350,14 +336,13 @@ def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iter
     yield "Where a step's time goes", map(_list_share, diagnosis.split)
     title = "Where a sample's time goes: in all; on a core, queued for one, blocked"
     yield title, map(_list_part, diagnosis.sample)
-    phases: dict[str, list[float]] = {}
+    phases = defaultdict[str, list[float]](list)
     for row in diagnosis.timeline:
-        phases.setdefault(row.phase, []).append(row.wall_s)
-    named = [(name_phase(phase), walls) for phase, walls in phases.items()]
+        phases[name_phase(row.phase)].append(row.wall_s)
     yield (
         "Step by step: the higher, the longer",
         [(f"{name}, {format_count(len(walls), 'step')}", _draw_line(walls, width // 2 - 14))
-         for name, walls in named],
+         for name, walls in phases.items()],
     )  # fmt: skip
     yield (
         "What each part could do",

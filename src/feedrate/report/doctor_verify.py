@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from feedrate.doctor.results import Diagnosis, PartChange, Verification
 from feedrate.errors import clean
 from feedrate.report import doctor_words as words
@@ -23,15 +21,15 @@ def draw_verification(verification: Verification) -> str:
     lines = [
         _describe_outcome(v),
         "",
-        *_lines("before", [_describe_speed(v.before_samples_per_s, v.before_spread)]),
-        *_lines("now", [_describe_speed(v.after_samples_per_s, v.after_spread)]),
-        *_lines("predicted", [_describe_prediction(v)]),
-        *_lines("actual", [f"{words.factor(v.actual_speedup)}{_describe_range(v)}"]),
-        *_lines("idle", [_describe_wait(v)]),
-        *_lines("changed", [clean(one) for one in v.changed] or ["nothing that the doctor can see"]),
-        *_lines("a step", [_describe_part(one) for one in v.parts]),
-        *_lines("findings", _describe_findings(v)),
-        *_lines("note", [clean(one) for one in v.notes]),
+        *_lines("before", _describe_speed(v.before_samples_per_s, v.before_spread)),
+        *_lines("now", _describe_speed(v.after_samples_per_s, v.after_spread)),
+        *_lines("predicted", _describe_prediction(v)),
+        *_lines("actual", f"{words.factor(v.actual_speedup)}{_describe_range(v)}"),
+        *_lines("idle", _describe_wait(v)),
+        *_lines("changed", *(map(clean, v.changed) if v.changed else ["nothing that the doctor can see"])),
+        *_lines("a step", *map(_describe_part, v.parts)),
+        *_lines("findings", *_describe_findings(v)),
+        *_lines("note", *map(clean, v.notes)),
     ]
     return "\n".join([*lines, ""])
 
@@ -58,13 +56,11 @@ def draw_gate(verification: Verification, limit: float) -> str:
     if not verification.keeps_speed(limit) and (company := _describe_company(verification)):
         return f"failed: not comparable: the machine was busy {company}.\n"
     lost = 1 - verification.actual_speedup
-    now, before = verification.after_samples_per_s, verification.before_samples_per_s
-    change = (
-        f"{words.share(lost)} slower" if lost > 0 else f"{words.factor(verification.actual_speedup)} as fast"
-    )
+    speed = f"{words.factor(verification.actual_speedup)} as fast"
+    change = f"{words.share(lost)} slower" if lost > 0 else speed
     word = "passed" if verification.keeps_speed(limit) else "failed"
-    speeds = f"{words.rate(now)}, {words.rate(before)} before"
-    return f"{word}: {speeds}: {change} (limit {words.share(limit)} slower).\n"
+    now, before = map(words.rate, (verification.after_samples_per_s, verification.before_samples_per_s))
+    return f"{word}: {now}, {before} before: {change} (limit {words.share(limit)} slower).\n"
 
 
 def _describe_company(v: Verification) -> str:
@@ -122,10 +118,9 @@ def _describe_part(one: PartChange) -> str:
 
 def _describe_findings(v: Verification) -> list[str]:
     named = (("gone", v.gone), ("new", v.new), ("still there", v.still))
-    return [f"{word}: {', '.join(map(clean, codes))}" for word, codes in named if codes] or [
-        "none, as before"
-    ]
+    told = [f"{word}: {', '.join(map(clean, codes))}" for word, codes in named if codes]
+    return told or ["none, as before"]
 
 
-def _lines(label: str, texts: Sequence[str]) -> list[str]:
+def _lines(label: str, *texts: str) -> list[str]:
     return [f"{'' if number else label:<10}{text}" for number, text in enumerate(texts)]
