@@ -25,7 +25,7 @@ from feedrate.cli.arguments import (
     read_engine,
     read_options,
 )
-from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
+from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, open_bar, say
 from feedrate.errors import UsageError
 
 
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.change.append import AppendOptions, append
     from feedrate.report.change import draw_append
-    from feedrate.report.progress import ProgressBar
     from feedrate.source.options import FieldSpec
 
     fields = arguments.fields
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         allow_addresses=tuple(arguments.allow_addresses),
     )
     say(f"appending {arguments.source} to {arguments.pack}")
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = append(arguments.source, arguments.pack, options, watch=bar.update)
     emit(arguments, "append", result, draw_append)
     # A pack that nothing came to is as it was, its list of rejected samples included.

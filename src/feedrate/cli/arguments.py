@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import UsageError
-from feedrate.filters import FILTERS
 from feedrate.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -54,16 +52,6 @@ def add_allow_address(parser: argparse.ArgumentParser) -> None:
         "--allow-address", action="append", default=[], metavar="ADDRESS", dest="allow_addresses",
         help="let a pack that somebody else may have made name files there (s3://bucket); can be repeated",
     )  # fmt: skip
-
-
-def add_interpolation(parser: argparse.ArgumentParser) -> None:
-    text = f"of the resize: {', '.join(FILTERS)} (default: bilinear)"
-    parser.add_argument("--interpolation", metavar="FILTER", default="bilinear", help=text)
-
-
-def add_size(parser: argparse.ArgumentParser) -> None:
-    text = "side of the crops in pixels (default: 224)"
-    parser.add_argument("--size", type=positive, metavar="N", default=224, help=text)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -165,13 +153,6 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number") from None
-
-
-def positive_number(text: str) -> float:
-    found = number(text)
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
-    return found
 
 
 def reader(parse: Callable[[str], T]) -> Callable[[str], T]:

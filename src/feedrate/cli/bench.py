@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from feedrate.cli.arguments import add_size, positive
-from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, say
+from feedrate.cli.arguments import positive
+from feedrate.cli.output import add_json_arguments, emit, ended_like_an_interrupt, open_bar, say
 from feedrate.errors import NotFound, StorageError
 
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=positive, metavar="N",
         help="threads or workers (default: the cores this process may use)")
     add("--batch-size", type=positive, metavar="N", default=256, help="images per batch (default: 256)")
-    add_size(loader)
+    add("--size", type=positive, metavar="N", default=224, help="side of the crops in pixels (default: 224)")
     add_json_arguments(loader)
 
     machine = add_kind("machine", run_machine)
@@ -83,7 +83,6 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
     from feedrate.packing.build.pack import pack
     from feedrate.packing.check.unpack import unpack
     from feedrate.packing.options import PackOptions
-    from feedrate.report.progress import ProgressBar
     from feedrate.source.folders import has_images
 
     if not source.exists():
@@ -93,13 +92,13 @@ def _files_and_pack(source: Path) -> Iterator[tuple[Path, Path]]:
         if not (source / "pack.json").exists():
             packed = Path(temporary) / "pack"
             say(f"packing {source} into {packed} (removed at the end)")
-            with ProgressBar() as bar:
+            with open_bar() as bar:
                 rejected = pack(source, packed, PackOptions(), watch=bar.update).rejected
         if packed is source or rejected or not (source.is_dir() and has_images(str(source))):
             # Files that were left out would end the other loader, and archives are no files to it.
             files = Path(temporary) / "files"
             say(f"unpacking {packed} into {files} (removed at the end)")
-            with ProgressBar() as bar:
+            with open_bar() as bar:
                 unpack(packed, files, watch=bar.update)
         yield files, packed
 

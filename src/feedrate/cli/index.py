@@ -23,7 +23,7 @@ import argparse
 from pathlib import Path
 
 from feedrate.cli.arguments import add_entries, add_workers, read_options
-from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
+from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, open_bar, say
 from feedrate.errors import UsageError
 
 
@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.indexing.local import index
     from feedrate.remote.addresses import is_url
     from feedrate.report.pack import draw_index
-    from feedrate.report.progress import ProgressBar
     from feedrate.source.in_place import check_secrets
     from feedrate.source.options import SourceOptions
 
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if is_url(arguments.path):
         check_secrets(arguments.path)  # before it is said what is indexed
     say(f"indexing {arguments.path}")
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = index(
             arguments.path,
             None if target is None else Path(target),
@@ -89,10 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _set_entries(arguments: argparse.Namespace, pack: str) -> int:
     from feedrate.packing.change.entries import set_entries
     from feedrate.report.change import draw_entries
-    from feedrate.report.progress import ProgressBar
 
     say(f"new entry points for {pack}")
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = set_entries(
             pack,
             arguments.entries,

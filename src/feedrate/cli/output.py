@@ -22,6 +22,8 @@ from feedrate.units import format_count
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from feedrate.report.progress import ProgressBar
+
 # Goes up when a field changes its meaning or goes away; new fields leave it as it is.
 SCHEMA_VERSION = 1
 
@@ -42,14 +44,9 @@ def add_strict(parser: argparse.ArgumentParser) -> None:
 
 def check_targets(arguments: argparse.Namespace) -> None:
     """Refuse a file that cannot be written, or is there already: before the work, not after it."""
-    check_json_target(arguments)
-    if getattr(arguments, "html", None) is not None:
-        check_target(arguments.html, force=arguments.force)
-
-
-def check_json_target(arguments: argparse.Namespace) -> None:
-    if getattr(arguments, "json", None) not in (None, "-"):
-        check_target(Path(arguments.json), force=arguments.force)
+    for option in ("json", "html"):
+        if getattr(arguments, option, None) not in (None, "-"):
+            check_target(Path(getattr(arguments, option)), force=arguments.force)
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -107,11 +104,16 @@ def emit(
         page: makes the page, where one was asked for.
         speak: says what was written; None: `say`.
     """
-    if arguments.json != "-" and draw is not None:
-        show_result(draw, result)
-    if arguments.json != "-" and path:
-        sys.stdout.write(path + "\n")
-    write_json(arguments, dump_document(command, result))
+    document = dump_document(command, result)
+    if arguments.json == "-":
+        sys.stdout.write(document)
+    else:
+        if draw is not None:
+            show_result(draw, result)
+        if path:
+            sys.stdout.write(path + "\n")
+        if arguments.json is not None:
+            write_text(Path(arguments.json), document)
     if page is not None and arguments.html is not None:
         write_text(arguments.html, page())
         (speak or say)(f"wrote {arguments.html}")
@@ -137,13 +139,6 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     # JSON has no infinity and no NaN; strict readers stumble over Python's.
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_json(arguments: argparse.Namespace, text: str) -> None:
-    if arguments.json == "-":
-        sys.stdout.write(text)
-    elif arguments.json is not None:
-        write_text(Path(arguments.json), text)
 
 
 def write_text(target: Path, text: str) -> None:
@@ -201,6 +196,12 @@ def clean_values(value: Any) -> Any:
         fields = [one.name for one in dataclasses.fields(value) if one.init]
         return dataclasses.replace(value, **{name: clean_values(getattr(value, name)) for name in fields})
     return value
+
+
+def open_bar() -> ProgressBar:
+    from feedrate.report.progress import ProgressBar
+
+    return ProgressBar()
 
 
 def say(text: str) -> None:

@@ -33,7 +33,7 @@ from feedrate.cli.arguments import (
     reader,
     whole_number,
 )
-from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, say
+from feedrate.cli.output import add_json_arguments, add_strict, emit, judge_rejected, open_bar, say
 from feedrate.units import parse_bytes
 
 
@@ -94,7 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.mapping import find_map
     from feedrate.packing.options import PackOptions
     from feedrate.packing.recode import Recode
-    from feedrate.report.progress import ProgressBar
     from feedrate.source.options import FieldSpec
 
     options = read_options(
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         entries=arguments.entries or "auto",
     )
     say(f"packing {arguments.source} into {arguments.pack}")
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = pack(arguments.source, arguments.pack, options, watch=bar.update)
     from feedrate.report.pack import draw_pack
 

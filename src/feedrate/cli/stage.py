@@ -21,7 +21,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from feedrate.cli.arguments import add_allow_address, positive, reader
-from feedrate.cli.output import add_json_arguments, emit, say, show_result
+from feedrate.cli.output import add_json_arguments, emit, open_bar, say, show_result
 from feedrate.errors import UsageError
 from feedrate.units import parse_bytes, parse_keep, parse_rate
 
@@ -88,10 +88,9 @@ def _stage(arguments: argparse.Namespace) -> StageResult:
 def _warm(arguments: argparse.Namespace, staged: StageResult | None) -> int:
     from feedrate.packing.check.describe import warm
     from feedrate.report.check import draw_warm
-    from feedrate.report.progress import ProgressBar
 
     path = arguments.source if staged is None else staged.path
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = warm(path, limit_bytes=arguments.limit, watch=bar.update)
     show_result(draw_warm, result, sys.stderr)
     return emit(arguments, "stage --warm", dataclasses.replace(result, staged=staged), path=path)

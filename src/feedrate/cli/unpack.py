@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import add_workers
-from feedrate.cli.output import add_json_arguments, emit, say
+from feedrate.cli.output import add_json_arguments, emit, open_bar, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.check.unpack import unpack
     from feedrate.report.check import draw_unpack
-    from feedrate.report.progress import ProgressBar
 
     say(f"unpacking {arguments.pack} into {arguments.folder}")
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = unpack(arguments.pack, arguments.folder, workers=arguments.workers, watch=bar.update)
     return emit(arguments, "unpack", result, draw_unpack)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 from feedrate.cli.arguments import add_allow_address, add_workers, positive
-from feedrate.cli.output import add_json_arguments, emit
+from feedrate.cli.output import add_json_arguments, emit, open_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.check.verify import verify
     from feedrate.report.check import draw_verify
-    from feedrate.report.progress import ProgressBar
 
-    with ProgressBar() as bar:
+    with open_bar() as bar:
         result = verify(
             arguments.pack,
             workers=arguments.workers,
