@@ -18,8 +18,6 @@ from feedrate.machine.memory import (
     count_usable_memory_bytes,
     measure_tree_memory,
     read_memory_limit,
-    read_pss,
-    sum_memory,
 )
 from support.images import save_image
 
@@ -60,18 +58,10 @@ def test_the_tightest_cpu_quota_counts(tmp_path: Path) -> None:
     assert read_cpu_quota(proc, tmp_path / "root") == 1.5
 
 
-def test_proportional_memory_is_read_from_the_rollup(tmp_path: Path) -> None:
-    rollup = "header\nRss: 900 kB\nPss: 500 kB\nPss_Anon: 400 kB\n"
-    write(tmp_path / "7/smaps_rollup", rollup)
-    (tmp_path / "self").mkdir()
-    assert read_pss(7, tmp_path) == 500 * 1024
-
-
-def test_a_process_that_has_ended_counts_as_nothing(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    assert read_pss(7, tmp_path) is None
-    assert sum_memory([1, 2, 3], {1: 10, 2: None, 3: 5}.get) == 15
+def test_a_process_that_has_ended_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure_tree_memory(2**22 + 1) == 0
+    monkeypatch.setattr("feedrate.machine.memory.read_rollup", lambda _: None)
+    assert measure_tree_memory(os.getpid()) == 0
 
 
 def test_this_process_has_memory_and_cores() -> None:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A function called in a fresh process: its result, and the memory of the process and its children.
 
-`main` runs there: it needs none of feedrate's dependencies but psutil, so that the function may be one of
-another environment.
+`main` runs there: it needs none of feedrate's dependencies, so that the function may be one of another
+environment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,9 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Protocol, TypedDict, TypeVar
 
-from feedrate.errors import FeedrateError, need
+from feedrate.errors import FeedrateError
 from feedrate.machine.isolated import isolated_command
 from feedrate.machine.memory import measure_tree_memory
+from feedrate.machine.process import is_alive
+from feedrate.machine.process_tree import list_tree
 
 Batch = TypeVar("Batch", covariant=True)
 Clock = Callable[[], float]
@@ -94,23 +99,14 @@ def measure(
 
 def measure_tree_cpu() -> float:
     """Return the CPU seconds of this process, of its live descendants, and of those that have ended."""
-    psutil = need("psutil")
-
-    this = psutil.Process()
-    total = 0.0
-    for process in (this, *this.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue  # it ended just now: its parent counts it
-        total += times.user + times.system + times.children_user + times.children_system
-    return float(total)
+    return math.fsum(one.cpu_s + one.ended_children_s for one in list_tree(os.getpid()))
 
 
 # A look at a process of some hundred MB takes milliseconds of kernel time: seldom enough not to disturb, and
 # often enough to see the peak of a run of seconds.
 _LOOK_EVERY_S = 0.25
 _LAST_LINES = 12
+_LONGEST_END_S = 10.0  # of processes that were killed: one may wait for a disk
 
 
 class RunFailed(FeedrateError):
@@ -170,23 +166,17 @@ class _MemoryWatch(threading.Thread):
 
 
 def _end_tree(process: subprocess.Popen[bytes]) -> None:
-    psutil = need("psutil")
-
     if process.poll() is not None:
         return
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        children = []
+    below = list_tree(process.pid)[1:]
     process.kill()
-    for child in children:
-        try:
-            child.kill()
-        except psutil.Error:
-            continue
+    for child in below:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
     process.communicate()
-    # A signal takes a moment to arrive.
-    psutil.wait_procs(children, timeout=10)
+    until = time.monotonic() + _LONGEST_END_S  # a signal takes a moment to arrive
+    while any(is_alive(one.pid, one.start) for one in below) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _describe_failure(function: str, code: int, talk: IO[bytes]) -> str:

@@ -83,10 +83,7 @@ def read_cpuset(pid: int = 0) -> frozenset[int]:
     """Return the cores that affinity (and with it every cpuset above) allows a process; 0: this one."""
     try:
         return frozenset(os.sched_getaffinity(pid))
-    except (
-        AttributeError,
-        OSError,
-    ):  # macOS has no affinity; the process has just ended, or may not be asked
+    except OSError:  # the process has just ended, or may not be asked
         return frozenset(range(os.cpu_count() or 1))
 
 
@@ -180,7 +177,7 @@ def _count_launcher_cores(environ: Mapping[str, str]) -> int:
         return int(said) if said.isdecimal() else 0
     try:
         return len(os.sched_getaffinity(os.getppid()))
-    except (AttributeError, OSError):  # macOS has no affinity; a container may not show who started it
+    except OSError:  # a container may not show who started it
         return 0
 
 

@@ -7,13 +7,14 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from feedrate.errors import need
 from feedrate.machine.cpu import PROC, ROOT, read_numbers, walk_groups
+from feedrate.machine.process import read_memory_info, read_rollup
+from feedrate.machine.process_tree import list_tree
 
 NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page
 
@@ -117,42 +118,10 @@ def read_memory_limit(proc: Path = PROC, root: Path = ROOT) -> int | None:
 def measure_tree_memory(pid: int) -> int:
     """Return the bytes that a process and its descendants use together, pages that they share counted once.
 
-    That is the sum of their proportional set sizes (PSS); on systems that do not tell it, of their resident
-    set sizes, which counts shared pages in every process.
+    That is the sum of their proportional set sizes (PSS); who has ended meanwhile counts as nothing.
     """
-    psutil = need("psutil")
-
-    try:
-        root = psutil.Process(pid)
-        tree = [pid, *(child.pid for child in root.children(recursive=True))]
-    except psutil.Error:
-        return 0
-    return sum_memory(tree, read_pss)
-
-
-def sum_memory(pids: Iterable[int], read: Callable[[int], int | None]) -> int:
-    """Return the sum of `read(pid)`; processes that have ended meanwhile (None) count as nothing."""
-    return sum(read(pid) or 0 for pid in pids)
-
-
-def read_pss(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return the proportional set size of one process in bytes; None when it has ended or is not ours."""
-    try:
-        lines = (proc / str(pid) / "smaps_rollup").read_text().splitlines()
-    except FileNotFoundError:
-        return None if (proc / "self").exists() else _read_rss(pid)
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
-
-
-def _read_rss(pid: int) -> int | None:
-    psutil = need("psutil")
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return None
+    found = (read_rollup(one.pid) for one in list_tree(pid))
+    return sum(rollup[0] for rollup in found if rollup is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +168,12 @@ class MemoryGauge:
 
 
 def _measure_machine(meminfo: Path) -> MemoryRoom:
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        psutil = need("psutil")
-
-        memory = psutil.virtual_memory()
-        return MemoryRoom(int(memory.available), 0, int(memory.total))
-    found = dict(line.split(":", 1) for line in lines)
-    total, free, *unwritten = (
-        int(found.get(name, "0 kB").split()[0]) * 1024
-        for name in ("MemTotal", "MemAvailable", "Dirty", "Writeback")
+    found = read_memory_info(os.fspath(meminfo))
+    return MemoryRoom(
+        found.get("MemAvailable", 0),
+        found.get("Dirty", 0) + found.get("Writeback", 0),
+        found.get("MemTotal", 0),
     )
-    return MemoryRoom(free, sum(unwritten), total)
 
 
 _PAGES_PER_FILE = 8

@@ -223,9 +223,9 @@ def parse_core_times(text: str) -> dict[int, CoreTimes]:
     return cores
 
 
-def read_memory_info() -> dict[str, int]:
-    """Return /proc/meminfo in bytes."""
-    pairs = (line.split() for line in _text("/proc/meminfo").splitlines())
+def read_memory_info(path: str = "/proc/meminfo") -> dict[str, int]:
+    """Return what the machine has of each kind of memory, in bytes."""
+    pairs = (line.split() for line in _text(path).splitlines())
     return {pair[0].rstrip(":"): int(pair[1]) * 1024 for pair in pairs if len(pair) >= 2}
 
 

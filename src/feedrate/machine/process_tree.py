@@ -85,10 +85,7 @@ class Tree:
         return members
 
     def _walk(self, now_s: float) -> dict[int, ProcessStat]:
-        everybody = {pid: stat for pid in list_processes() if (stat := read_stat(pid)) is not None}
-        children: dict[int, list[int]] = {}
-        for stat in everybody.values():
-            children.setdefault(stat.parent, []).append(stat.pid)
+        everybody, children = _read_everybody()
         roots = [self._root, *(pid for pid, stat in everybody.items() if self._is_member(stat))]
         members: dict[int, ProcessStat] = {}
         while roots:
@@ -97,8 +94,7 @@ class Tree:
                 members[pid] = everybody[pid]
             elif pid != self._root:
                 continue
-            roots += children.get(pid, [])
-            children.pop(pid, None)
+            roots += children.pop(pid, [])
         self._find_biggest_other(everybody, members, now_s)
         return members
 
@@ -151,7 +147,19 @@ def _read_children(pid: int) -> list[int]:
     return [int(word) for word in (read_file(f"/proc/{pid}/task/{pid}/children") or b"").split()]
 
 
-def list_children(root: int) -> set[int]:
-    """Return what a process has started, by whichever of its threads."""
-    stats = (read_stat(pid) for pid in list_processes())
-    return {stat.pid for stat in stats if stat is not None and stat.parent == root}
+def _read_everybody() -> tuple[dict[int, ProcessStat], dict[int, list[int]]]:
+    """Return all processes, and the children of each."""
+    everybody = {pid: stat for pid in list_processes() if (stat := read_stat(pid)) is not None}
+    children: dict[int, list[int]] = {}
+    for stat in everybody.values():
+        children.setdefault(stat.parent, []).append(stat.pid)
+    return everybody, children
+
+
+def list_tree(root: int) -> list[ProcessStat]:
+    """Return a process and all that it has started, by whichever of its threads, parents first."""
+    everybody, children = _read_everybody()
+    found = [root]
+    for pid in found:
+        found += children.pop(pid, [])
+    return [everybody[pid] for pid in found if pid in everybody]

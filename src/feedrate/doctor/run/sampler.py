@@ -38,7 +38,7 @@ from feedrate.machine.process import (
     read_shared_memory,
     read_stat,
 )
-from feedrate.machine.process_tree import list_children
+from feedrate.machine.process_tree import list_tree
 from feedrate.machine.rates import Reading
 
 INTERVAL_S = 0.5
@@ -223,7 +223,7 @@ def main(
     run, root = Path(words[0]), int(words[1])
     stat = read_stat(root)
     # What the doctor's process had started before the command is its own affair.
-    sampler = Sampler(run, root, ignored={os.getpid(), *ignored, *list_children(root)})
+    sampler = Sampler(run, root, ignored={os.getpid(), *ignored, *(one.pid for one in list_tree(root))})
     if tell is not None:
         tell(READY)
     is_told_to_stop = _sample_until_the_end(sampler, run, root, 0 if stat is None else stat.start)
