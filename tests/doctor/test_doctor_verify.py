@@ -195,7 +195,9 @@ def test_a_regression_beyond_the_limit_fails_the_gate() -> None:
 def tell(script: str, *, model: str = "Net on cuda:0", dataset: str = "data.Photos, 9 samples",
          batch: str = "float32 8x3x224x224, int64 8") -> Diagnosis:  # fmt: skip
     facts = (Fact("model", model), Fact("dataset", dataset), Fact("batch", batch))
-    return replace(make_decode_bound(), command=("python", script), facts=facts)
+    seen = make_decode_bound()
+    run = replace(seen.run, model=model.partition(" on ")[0])
+    return replace(seen, command=("python", script), facts=facts, run=run)
 
 
 BEFORE = tell("train.py")

@@ -42,8 +42,6 @@ OTHERS_SAY = {
 }
 # Ours, without a code yet.
 WAITING = {
-    ("doctor/compare.py", "' on '"),  # a model and its device in one fact
-    ("doctor/findings/step_parts.py", "'for '"),  # a line of the user's source
     ("packing/check/quality.py", "in text"),  # classify(reason)
     ("packing/check/quality.py", "text.startswith"),
     ("packing/recode.py", "'all images'"),  # stands in pack.json: a code of the format by now

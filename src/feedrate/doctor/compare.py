@@ -151,12 +151,13 @@ def _list_differences(before: _Run, after: _Run) -> tuple[str, ...]:
 
     It takes another script, and two of model, dataset and the shape of a sample; or all of these three.
     """
-    model, dataset = (
-        [run.facts.get(name, "") for run in (before, after)] for name in ("model", "dataset")
-    )  # of a model, what stands before its device is its class; `unknown` where there was none
+    models = [run.run.model for run in (before, after)]
+    if not all(models):  # an older document has only the fact, with the model's device in it
+        models = [run.facts.get("model", "") for run in (before, after)]
+    datasets = [run.facts.get("dataset", "") for run in (before, after)]
     changed = [
-        *_differ("model", *(text.partition(" on ")[0] for text in model)),
-        *([] if after.uses_feedrate else _differ("dataset", *dataset)),
+        *_differ("model", *models),
+        *([] if after.uses_feedrate else _differ("dataset", *datasets)),
         *_differ("a sample", before.shapes, after.shapes),
     ]
     script = _differ("script", before.script, after.script)

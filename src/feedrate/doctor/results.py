@@ -207,6 +207,7 @@ class RunFacts:
         unseen: sentences on what was not seen ("no validation in 112 steps: use --passive").
         experiments: what was done to the run, in words, in order.
         threads: of the feedrate.Loader that fed it; None: a DataLoader did.
+        model: its class; empty: an older document does not tell.
     """
 
     mode: str
@@ -225,6 +226,7 @@ class RunFacts:
     unseen: tuple[str, ...]
     experiments: tuple[str, ...]
     threads: int | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,12 +114,11 @@ WIDTH = 1.224
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A factor on samples per second, with bounds; `next_limit` as Pipeline.slowest says it."""
+    """A factor on samples per second, with bounds."""
 
     speedup: float
     low: float
     high: float
-    next_limit: str
 
 
 def predict_change(now: Pipeline, then: Pipeline, measured_s: float) -> Prediction:
@@ -130,18 +129,18 @@ def predict_change(now: Pipeline, then: Pipeline, measured_s: float) -> Predicti
     then counts up to a third.
     """
     if then == now:
-        return Prediction(1.0, 1.0, 1.0, then.slowest)
+        return Prediction(1.0, 1.0, 1.0)
     ratio, error = now.gain_of(then), measured_s / now.like(then).step_s
     weight = min(abs(math.log(ratio)) / math.log(2), 1.0) / 3
-    return around(ratio * error**weight, then.slowest)
+    return around(ratio * error**weight)
 
 
-def around(speedup: float, next_limit: str = "") -> Prediction:
+def around(speedup: float) -> Prediction:
     """Return an interval around a speed-up, narrower near 1: where little changes, little can err."""
     # A remedy that takes nothing away cannot lose more than noise does.
     change = abs(math.log(max(speedup, 1e-6)))
     half = math.exp(min(math.log(WIDTH), 0.03 + change))
-    return Prediction(speedup, speedup / half, speedup * half, next_limit)
+    return Prediction(speedup, speedup / half, speedup * half)
 
 
 def without(share: float, *, kept: float = 0.0) -> float:

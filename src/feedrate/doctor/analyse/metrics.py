@@ -209,6 +209,11 @@ class UsedLoader(LoaderFacts):
         return max(self.workers - self.idle.count, 0) or self.threads
 
     @property
+    def allowed_cores(self) -> set[int]:
+        """Return the cores that workers may run on, all together; empty: unknown."""
+        return set().union(*(fact.get("affinity") or () for fact in self.worker_facts))
+
+    @property
     def handed_bytes(self) -> float:
         """Return what comes to the training process with a batch: of views, all that is under them."""
         return max(self.batch_bytes, self.views.copied_bytes if self.views is not None else 0.0)
@@ -268,10 +273,10 @@ class Samples:
         return own.minus(self._geometry) if self._is_decoded_first else own
 
     @property
-    def read_blocked(self) -> Cost:
+    def read_blocked_s(self) -> float:
         """Return the waiting for storage: of reads, decoders, and the rest where it reads."""
-        rest = self._of("rest", "transform").blocked_s if self.cost and self.cost.read_bytes > 0 else 0.0
-        return Cost(0.0, 0.0, self._of("read", "decode").blocked_s + rest)
+        reads = ("rest", "transform") if self.cost and self.cost.read_bytes > 0 else ()
+        return self._of("read", "decode").blocked_s + self._of(*reads).blocked_s
 
     @property
     def queue_share(self) -> float:

@@ -119,6 +119,11 @@ class Loop:
         return self.per_step("wait")
 
     @property
+    def computing_s(self) -> float:
+        """Return what the training process takes for the model, or to give the device that work."""
+        return sum(self.per_step(part) for part in ("forward", "backward", "optimizer"))
+
+    @property
     def exposed_s(self) -> float:
         return self.per_step("exposed")
 
@@ -142,7 +147,7 @@ class Loop:
     def place_of(self, part: str) -> str:
         """Return the call that most of a part's time went into, as file:line."""
         places = self.places.get(part, {})
-        return max(places, key=lambda place: places[place]) if places else ""
+        return max(places, key=places.__getitem__, default="")
 
     def per_step(self, part: str) -> float:
         """Return a part's mean seconds per step; parts of a step's own are known in the probed steps only."""

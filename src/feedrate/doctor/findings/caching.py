@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
-from feedrate.doctor.findings.prediction import change, make_remedy
+from feedrate.doctor.findings.prediction import Changed, make_remedy, save
 from feedrate.doctor.results import Remedy
 from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
-from feedrate.model.pipeline import Pipeline, Prediction
+from feedrate.model.pipeline import Prediction
 from feedrate.units import format_bytes
 
 
@@ -41,9 +41,9 @@ def cache_in_memory(m: Measured) -> Remedy | None:
     sample, data, kept = m.samples.cost, m.machine.data, _keep(m)
     if sample is None or kept is None or m.loop.is_single_pass or _is_cached(m):
         return None
-    if kept.saved.wall_s < 0.05 * sample.total.wall_s:
+    saved, changed = kept
+    if saved.wall_s < 0.05 * sample.total.wall_s:
         return None
-    prediction, then = kept.prediction, kept.then
     decoded, limit = m.machine.decoded_bytes, m.machine.memory_limit_bytes
     note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
     if decoded and limit:
@@ -55,24 +55,15 @@ def cache_in_memory(m: Measured) -> Remedy | None:
             f"the job may use {format_bytes(limit)}, of which {format_bytes(used)} are taken"
         )
         if not fits:
-            prediction = Prediction(1.0, 1.0, 1.02, "")
+            changed = (Prediction(1.0, 1.0, 1.02), changed[1])
     return make_remedy(
-        m, "cache-in-memory", "keep samples in memory after the first epoch", prediction, then,
+        m, "cache-in-memory", "keep samples in memory after the first epoch", changed,
         note=f"{_word_first_epoch(m)}; {note}", change=_cached(m),
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A run whose samples are kept: what making one no longer costs, and what the run would be."""
-
-    saved: Cost
-    prediction: Prediction
-    then: Pipeline
-
-
-def _keep(m: Measured) -> _Kept | None:
-    """Return what `feedrate.cached` gives, wherever it keeps samples; None: no sample was seen.
+def _keep(m: Measured) -> tuple[Cost, Changed] | None:
+    """Return what `feedrate.cached` saves of a sample, and what the run would be; None: no sample was seen.
 
     It keeps what the dataset returns, or with .map(augment) what there is before the first random number.
     """
@@ -85,23 +76,15 @@ def _keep(m: Measured) -> _Kept | None:
     if undrawn is None:
         # When random numbers come is not known: certainly after the image is there.
         saved = sample.kind("read").plus(sample.kind("decode"))
-        saved = Cost(saved.cpu_s, saved.queue_s, max(saved.blocked_s, m.samples.read_blocked.blocked_s))
+        saved = replace(saved, blocked_s=max(saved.blocked_s, m.samples.read_blocked_s))
     else:
         # Looks say how much of a sample's time that is. What waits for storage comes before it.
         before_s = undrawn * made.wall_s
-        blocked_s = (
-            made.blocked_s if m.experiments.is_repeatable else min(m.samples.read_blocked.blocked_s, before_s)
-        )
+        blocked_s = made.blocked_s if m.experiments.is_repeatable else min(m.samples.read_blocked_s, before_s)
         share = (before_s - blocked_s) / max(made.wall_s - made.blocked_s, 1e-9)
         share = min(max(share, 0.0), 1.0)
         saved = Cost((made.cpu_s + helped_s) * share, made.queue_s * share, blocked_s)
-    now, n = m.pipeline, m.loop.samples_per_step
-    prediction, then = change(
-        m,
-        fetch_cpu_s=now.fetch_cpu_s - (saved.cpu_s - _reading_s(m)) * n,
-        fetch_blocked_s=now.fetch_blocked_s - saved.blocked_s * n,
-    )
-    return _Kept(saved, prediction, then)
+    return saved, save(m, saved.cpu_s - _reading_s(m), saved.blocked_s)
 
 
 def _reading_s(m: Measured) -> float:
@@ -123,20 +106,14 @@ def _word_first_epoch(m: Measured) -> str:
 
 def read_from_memory(m: Measured) -> Remedy | None:
     """The page cache: what the second epoch gives by itself."""
-    if (
-        m.experiments.drain is None
-        or m.experiments.again is None
-        or m.samples.cost is None
-        or m.samples.again is None
-    ):
+    sample, again = m.samples.cost, m.samples.again
+    if sample is None or again is None or m.loop.is_single_pass:
         return None
-    if m.loop.is_single_pass:
+    if m.experiments.drain is None or m.experiments.again is None:
         return None
-    saved = m.samples.cost.total.blocked_s - m.samples.again.total.blocked_s
-    if saved < 0.1 * m.samples.cost.total.wall_s:
+    saved_s = sample.total.blocked_s - again.total.blocked_s
+    if saved_s < 0.1 * sample.total.wall_s:
         return None
-    now = m.pipeline
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved * m.loop.samples_per_step)
     data, limit = m.machine.data, m.machine.memory_limit_bytes
     size = data.dataset_bytes if data is not None else None
     note = ""
@@ -146,8 +123,7 @@ def read_from_memory(m: Measured) -> Remedy | None:
         note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
     return make_remedy(
         m, "warm-page-cache", "read the files once before training, so that they come from memory",
-        prediction, then, note=note,
-        command=None if data is None else _read_once(data),
+        save(m, blocked_s=saved_s), note=note, command=None if data is None else _read_once(data),
     )  # fmt: skip
 
 
@@ -170,7 +146,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "preprocess-once",
         f"do the part that is the same in every {when} once, and store its result",
-        kept.prediction, kept.then,
+        kept[1],
         # What is no folder of images is kept as the dataset returns it.
         command=f"{data.pack_command} --map MODULE:FUNCTION --raw"
         if data is not None and is_images

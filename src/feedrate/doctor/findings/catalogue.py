@@ -8,8 +8,9 @@ the module of its subject; then name both here, the cause in CATALOGUE and the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import EllipsisType
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.findings import caching, dataset, feed, loader, loop, machine, other_loaders
@@ -19,7 +20,6 @@ from feedrate.model import limits
 
 Find = Callable[[Measured], Evidence | None]
 Make = Callable[[Measured], Remedy | None]
-PACK = "feedrate.Loader"  # a kind of loader besides a DataLoader
 GOOD_CASE = limits.DEVICE
 
 
@@ -31,7 +31,7 @@ class Entry:
         code: of model/limits.py, where the verdict's sentence stands.
         cause: why it happens, in one or two sentences.
         cures: names of remedies, the best ones first; only those that this run allows are shown.
-        instead: what looks for it in a loader that is no DataLoader, by kind (PACK); None: nothing.
+        of_pack: what looks for it where a feedrate.Loader feeds the run: nothing (None), or the same (...).
         explains: codes that this one is the reason of, when it costs as much as `explains_from`.
         is_outside: not the script's doing: it stands where its own share puts it.
     """
@@ -40,7 +40,7 @@ class Entry:
     cause: str
     find: Find
     cures: tuple[str, ...]
-    instead: Mapping[str, Find | None] = field(default_factory=dict)
+    of_pack: Find | EllipsisType | None = ...
     explains: tuple[str, ...] = ()
     explains_from: float = WORTH_A_VERDICT
     is_outside: bool = False
@@ -49,19 +49,20 @@ class Entry:
     def title(self) -> str:
         return limits.LIMITS[self.code].title
 
+    def look(self, m: Measured) -> Evidence | None:
+        find = (
+            self.find if isinstance(self.of_pack, EllipsisType) or not m.loader.is_of_pack else self.of_pack
+        )
+        return None if find is None else find(m)
+
 
 def entry_of(code: str) -> Entry:
     return next(entry for entry in CATALOGUE if entry.code == code)
 
 
-def find_kind(m: Measured) -> str:
-    """Return the kind of loader that feeds a run; empty: a DataLoader."""
-    return PACK if m.loader.is_of_pack else ""
-
-
 def list_remedies(m: Measured) -> dict[str, Remedy]:
     """Return every remedy that can be judged from this run, by name."""
-    left_out = _OF_DATALOADER if find_kind(m) else set()
+    left_out = _OF_DATALOADER if m.loader.is_of_pack else set()
     made = (make(m) for make in REMEDIES if make not in left_out)
     return {remedy.name: remedy for remedy in made if remedy is not None}
 
@@ -73,18 +74,18 @@ _LOADER = (
 CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "storage-bound", "The files come slower than they are used.",
-        loader.find_slow_storage, instead={PACK: other_loaders.find_slow_storage},
+        loader.find_slow_storage, of_pack=other_loaders.find_slow_storage,
         cures=("loader", "stage", "pack", "cache-in-memory", "warm-page-cache", "more-workers"),
     ),
     Entry(
         "cold-cache", "This epoch reads from the disk what the next ones find in memory.",
-        loader.find_cold_cache, instead={PACK: None},
+        loader.find_cold_cache, of_pack=None,
         cures=("warm-page-cache", "stage", "pack"),
         explains=("storage-bound",),
     ),
     Entry(
         "decode-bound", "Images are decoded whole, on the CPU.",
-        loader.find_slow_decoding, instead={PACK: other_loaders.find_slow_decoding},
+        loader.find_slow_decoding, of_pack=other_loaders.find_slow_decoding,
         cures=(
             "loader", "faster-decode", "normalise", "cache-in-memory", "more-workers", "more-threads",
             "preprocess-once", "pack",
@@ -92,18 +93,18 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "transform-bound", "The code between reading a sample and handing it over is slow.",
-        loader.find_slow_transforms, instead={PACK: other_loaders.find_slow_transforms},
+        loader.find_slow_transforms, of_pack=other_loaders.find_slow_transforms,
         cures=("loader", "index-batches", "vectorise-transform", "preprocess-once", "more-workers", "pack"),
     ),
     Entry(
         "repeated-work", "Nothing random happens before it, so its result could be kept.",
-        loader.find_repeated_work, instead={PACK: None},
+        loader.find_repeated_work, of_pack=None,
         cures=("loader", "index-batches", "preprocess-once", "cache-in-memory", "more-workers"),
         explains=("transform-bound", "decode-bound"),
     ),
     Entry(
         "workers-starved", "Cores stand idle while the training waits for its batches.",
-        loader.find_starved_workers, instead={PACK: other_loaders.find_few_threads},
+        loader.find_starved_workers, of_pack=other_loaders.find_few_threads,
         cures=(
             "loader", "index-batches", "more-workers", "more-threads", "faster-decode", "normalise", "pack",
         ),
@@ -111,13 +112,13 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "workers-oversubscribed", "The workers take the cores from each other and from the training.",
-        loader.find_too_many_workers, instead={PACK: None},
+        loader.find_too_many_workers, of_pack=None,
         cures=("loader", "fewer-workers", "faster-decode", "normalise"),
         explains=(*_LOADER, "epoch-start-pause"),
     ),
     Entry(
         "workers-pinned", "Their affinity keeps them on few cores while others idle.",
-        loader.find_pinned_workers, instead={PACK: None},
+        loader.find_pinned_workers, of_pack=None,
         cures=("loader", "unpin-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
@@ -137,7 +138,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "unpack-bound", "Chunks are read and unpacked whole, however little of them a sample is.",
-        dataset.find_unpacking, instead={PACK: None},
+        dataset.find_unpacking, of_pack=None,
         cures=("rechunk", "cache-in-memory", "preprocess-once", "more-workers"),
         explains=("handover-bound",),
     ),
@@ -149,7 +150,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "handover-bound", "Collating, pickling and shared memory take time beside the making of samples.",
-        loader.find_slow_handover, instead={PACK: None},
+        loader.find_slow_handover, of_pack=None,
         cures=("loader", "index-batches", "lighter-handover", "fewer-workers", "more-workers"),
     ),
     Entry(
@@ -211,7 +212,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "epoch-start-pause", "Workers are started again and fill their queue before the first batch.",
         loop.find_epoch_pause,
-        instead={PACK: other_loaders.find_epoch_pause},
+        of_pack=other_loaders.find_epoch_pause,
         cures=("loader", "persistent-workers", "fewer-workers"),
     ),
     Entry(
@@ -232,7 +233,7 @@ CATALOGUE: tuple[Entry, ...] = (
     ),
     Entry(
         "device-bound", "Data arrives in time; the model's own computing takes the time.",
-        loop.find_busy_device, instead={PACK: other_loaders.find_busy_device},
+        loop.find_busy_device, of_pack=other_loaders.find_busy_device,
         cures=(
             "half-precision", "channels-last", "move-to-cores", "loader", "faster-decode", "normalise",
             "more-workers", "pack",

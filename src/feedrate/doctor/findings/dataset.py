@@ -10,17 +10,17 @@ from feedrate.doctor.analyse.sample import ChunkedArray, Cost
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
-    capped,
+    lost,
     of_loader,
-    percent,
+    share_of,
     wait_words,
     waits_for_data,
     weigh,
 )
-from feedrate.doctor.findings.prediction import change, make_remedy, saved_by, saved_without, shortened
+from feedrate.doctor.findings.prediction import become, change, make_remedy, save, saved_by, shortened
 from feedrate.doctor.findings.step_parts import freeing_s
 from feedrate.doctor.results import Remedy
-from feedrate.model.pipeline import Pipeline, around, predict_change
+from feedrate.model.pipeline import Pipeline, around
 from feedrate.units import format_bytes, format_count, format_seconds
 
 _CLONED_BYTES_PER_S = 2.5e9  # on one core
@@ -69,9 +69,7 @@ def find_idle_workers(m: Measured) -> Evidence | None:
     working = loader.workers - idle
     if not idle or working < 1:
         return None
-    share = 0.0
-    if waits_for_data(m):
-        share = capped(m, saved_by(m.pipeline.gain_of(with_all_workers(m))))
+    share = lost(m, m.pipeline.gain_of(with_all_workers(m))) if waits_for_data(m) else 0.0
     count = loader.idle.shards
     shards = "" if count is None else f"; the dataset has {format_count(count, 'shard')}"
     empty = "is empty, or less than a batch (drop_last)" if loader.get("drop_last") else "is empty"
@@ -95,7 +93,7 @@ def find_large_views(m: Measured) -> Evidence | None:
     views = m.loader.views
     if views is None or not has_large_views(m):
         return None
-    in_loader = capped(m, saved_by(m.pipeline.gain_of(without_views(m)))) if waits_for_data(m) else 0.0
+    in_loader = lost(m, m.pipeline.gain_of(without_views(m))) if waits_for_data(m) else 0.0
     freed = freeing_s(m) / m.loop.step_s
     share = min(in_loader + freed, 1.0)
     if share < WORTH_TELLING:
@@ -142,17 +140,19 @@ def find_unpacking(m: Measured) -> Evidence | None:
     cpu_s = sum(cost.cpu_s for _, cost in unpacked)
     if cpu_s < _MOSTLY_UNPACKED * sample.total.cpu_s:
         return None
-    share = capped(m, saved_without(m, Cost(cpu_s, 0.0, 0.0)))
+    share = share_of(m, Cost(cpu_s))
     if share < WORTH_TELLING:
         return None
     name = max(unpacked, key=lambda item: item[1].cpu_s)[0]
-    of_sample = percent(cpu_s / sample.total.cpu_s)
-    lines = [f"reading ({name}) takes {format_seconds(cpu_s)} of CPU a sample, {of_sample} of it"]
+    lines = [
+        f"reading ({name}) takes {format_seconds(cpu_s)} of CPU a sample, "
+        f"{cpu_s / sample.total.cpu_s:.0%} of it"
+    ]
     array = m.samples.chunked
     if array is not None and array.chunks is not None:
         lines.append(_word_chunks(array))
     lines += [
-        f"{percent(hot.share)} of the looks at the workers: {hot.place}: {hot.source}"
+        f"{hot.share:.0%} of the looks at the workers: {hot.place}: {hot.source}"
         for hot in m.samples.looks.own[:1]
     ]
     numbers = {"read_cpu_s": cpu_s, "sample_s": sample.total.wall_s}
@@ -178,7 +178,7 @@ def find_slow_start(m: Measured) -> Evidence | None:
         return None
     parts = {"decoding": start.decode_s, "reading": start.read_s}
     of_it = " and ".join(
-        f"{name} {format_seconds(s)} ({percent(s / start.seconds)})"
+        f"{name} {format_seconds(s)} ({s / start.seconds:.0%})"
         for name, s in parts.items()
         if s >= 0.05 * start.seconds or s == max(parts.values())
     )
@@ -215,10 +215,9 @@ def feed_all_workers(m: Measured) -> Remedy | None:
     working = workers - idle
     if not idle or working < 1:
         return None
-    then = with_all_workers(m)
     return make_remedy(
         m, "more-shards", f"divide the data into {workers} shards or more, so that every worker has some",
-        predict_change(m.pipeline, then, m.loop.step_s), then,
+        become(m, with_all_workers(m)),
         change=f"{workers} shards or more, or DataLoader(..., num_workers={working})",
         note=f"num_workers={working} is as fast as now, with {idle} fewer to start",
     )  # fmt: skip
@@ -234,7 +233,7 @@ def clone_views(m: Measured) -> Remedy | None:
     used, copied = format_bytes(views.used_bytes), format_bytes(views.copied_bytes)
     return make_remedy(
         m, "clone-views", f"hand over copies of the parts in use: {used} a batch instead of {copied}",
-        predict_change(m.pipeline, then, m.loop.step_s), then,
+        become(m, then),
         change="return part.clone() in the dataset, where part is a slice of a larger tensor",
     )  # fmt: skip
 
@@ -244,7 +243,7 @@ def rechunk(m: Measured) -> Remedy | None:
     sample, array = m.samples.cost, m.samples.chunked
     if sample is None or array is None or array.chunks is None:
         return None
-    cpu_s, now = sample.parts.get(("read", "h5py"), Cost()).cpu_s, m.pipeline
+    cpu_s = sample.parts.get(("read", "h5py"), Cost()).cpu_s
     is_shared = array.read_bytes >= _MANY_IN_A_CHUNK * array.sample_bytes
     if not is_shared and array.filter is None:
         return None
@@ -255,20 +254,13 @@ def rechunk(m: Measured) -> Remedy | None:
         title, kept = f"store samples without {array.filter}, or with lzf, which unpacks faster", None
         then_s = _H5PY_READ_S + array.sample_bytes / _H5PY_BYTES_PER_S
         note = f"the file grows to {format_bytes(array.sample_bytes)} a sample; lzf lies in between"
-    prediction, then = change(
-        m, fetch_cpu_s=now.fetch_cpu_s - max(cpu_s - then_s, 0.0) * m.loop.samples_per_step
-    )
-    chunks = (array.rows, *array.shape[1:])
-    options = f"chunks={chunks}, compression={_word_filter(kept)}"
+    # A filter as an argument of h5py's: its own by name, plug-ins by number.
+    word = kept if kept is None or kept.isdigit() else f'"{kept}"'
+    options = f"chunks={(array.rows, *array.shape[1:])}, compression={word}"
     return make_remedy(
-        m, "rechunk", title, prediction, then,
+        m, "rechunk", title, save(m, max(cpu_s - then_s, 0.0)),
         change=f'create_dataset("{array.array}", ..., {options})', note=note, code=_rewrite(array, options),
     )  # fmt: skip
-
-
-def _word_filter(name: str | None) -> str:
-    """Return a filter as an argument of h5py's: its own by name, plug-ins by number."""
-    return "None" if name is None else name if name.isdigit() else f'"{name}"'
 
 
 def _rewrite(array: ChunkedArray, options: str) -> str:
@@ -320,7 +312,7 @@ def index_batches(m: Measured) -> Remedy | None:
         return None
     return make_remedy(
         m, "index-batches", f"take the {n:.0f} samples of a batch at once, by indexing arrays",
-        prediction, then,
+        (prediction, then),
         change="def __getitems__(self, rows): return self.features[rows], self.labels[rows]",
         note=f"a sample is {format_seconds(sample.total.cpu_s)} of Python and "
         f"{format_bytes(m.loader.batch_bytes / n)}; the table has to be in memory as arrays",
@@ -335,7 +327,7 @@ def decode_side_by_side(m: Measured) -> Remedy | None:
         return None
     return make_remedy(
         m, "decode-side-by-side", f"decode with {cores} threads before the loop, or in workers as it goes on",
-        around(faster_start(m)),
+        (around(faster_start(m)), None),
         change=f"ThreadPoolExecutor({cores}).map(decode, paths), or decode in __getitem__ with workers",
         note="of the start and what follows it together; decoders let other threads run meanwhile",
     )  # fmt: skip

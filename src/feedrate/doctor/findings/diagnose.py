@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from feedrate.doctor.analyse.metrics import Measured, Timing
 from feedrate.doctor.analyse.timeline import measure_overhead
-from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, find_kind, list_remedies
+from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, list_remedies
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
@@ -80,13 +80,7 @@ def diagnose(
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:
     """Return the findings of a run, the verdict first: reasons before what they explain."""
-    kind = find_kind(m)
-    finders = [(entry, entry.instead.get(kind, entry.find)) for entry in CATALOGUE]
-    found = {
-        entry.code: (entry, evidence)
-        for entry, find in finders
-        if find is not None and (evidence := find(m)) is not None
-    }
+    found = {entry.code: (entry, evidence) for entry in CATALOGUE if (evidence := entry.look(m)) is not None}
     shares = {code: evidence.share for code, (_, evidence) in found.items()}
     weights = {code: evidence.rank_by for code, (_, evidence) in found.items()}
     explains = {
@@ -219,6 +213,7 @@ def _run_facts(m: Measured, mode: str, exit_code: int | None, seconds: float) ->
         ranks=len(m.loops),
         workers=m.loader.workers,
         threads=m.loader.threads or None,
+        model=str(m.training.module.get("class") or "unknown"),
         usable_cores=m.machine.cores,
         unseen=tuple(_unseen(m, mode)),
         experiments=tuple(_experiments(m)),
@@ -299,18 +294,14 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
     for part, title in _TITLES.items():
         seconds = m.loop.per_step(part)
         if seconds > 0:
-            places = m.loop.places.get(part, {})
-            detail = max(places, key=lambda place: places[place]) if places else ""
+            detail = m.loop.place_of(part)
             shares.append(TimeShare(title, seconds, seconds / m.loop.step_s, None, detail))
     rest = max(m.loop.other_s, 0.0)
     name = f"{m.loader.framework}, and the loop's own code" if m.loader.framework else "the loop's own code"
     shares.append(TimeShare(name, rest, rest / m.loop.step_s))
     # Parts are known from the probed steps, the whole from all: make the shares add up.
     total = sum(share.share for share in shares) or 1.0
-    return tuple(
-        TimeShare(s.name, s.seconds_per_step, s.share / total, s.exposed_s_per_step, s.detail)
-        for s in sorted(shares, key=lambda s: -s.share)
-    )
+    return tuple(replace(s, share=s.share / total) for s in sorted(shares, key=lambda s: -s.share))
 
 
 def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
@@ -325,88 +316,61 @@ def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
         if c.wall_s > 0.002 * whole
     ]
     if handover_s > 0:
-        parts.append(
-            SamplePart("hand-over", "pickling, beside the rest", handover_s, 0.0, 0.0, handover_s / whole)
-        )
+        share = handover_s / whole
+        parts.append(SamplePart("hand-over", "pickling, beside the rest", handover_s, 0.0, 0.0, share))
     return tuple(sorted(parts, key=lambda part: -part.share))
 
 
 def _hot_lines(m: Measured) -> tuple[HotLine, ...]:
-    lines = [
+    return tuple(
         HotLine(p.place, p.function, where, p.share, p.source)
         for where, looks in (("worker", m.samples.looks), ("main", m.training.looks))
         for p in looks.places[:5]
         if p.share >= 0.03
-    ]
-    return tuple(lines)
+    )
 
 
 def _rates(m: Measured) -> tuple[Rate, ...]:
     n, tried = m.loop.samples_per_step, m.tried
-    trials = {
-        f"trial-{k}-workers": (
-            "the run as it is, once more"
-            if k == m.loader.workers
-            else f"the run with {format_count(k, 'worker')}",
-            timing,
-        )
-        for k, timing in sorted(m.experiments.trials.items())
-    }
-    named: dict[str, tuple[str, Timing | None]] = {
-        "real": ("the run as it is", Timing.of([step.wall_s for step in m.loop.steps])),
-        "device": ("the device, on batches kept in memory", m.experiments.device),
-        "loader": ("the loader, without training", m.experiments.drain),
-        "loader-again": ("the loader, the same samples again", m.experiments.again),
-        **trials,
-        "half-precision": ("the device in half precision", m.experiments.half_precision),
-        "channels-last": ("the device in channels-last layout", m.experiments.channels_last),
-    }
-    rates = [
-        Rate(name, title, n / t.seconds, n / max(t.high, 1e-9), n / max(t.low, 1e-9), t.batches)
-        for name, (title, t) in named.items()
-        if t is not None and t.seconds > 0
-    ]
+    rates = []
 
-    def add(name: str, title: str, per_s: float, count: int) -> None:
+    def add(name: str, title: str, timing: Timing | None) -> None:
+        if timing is not None and timing.seconds > 0:
+            low, high = n / max(timing.high, 1e-9), n / max(timing.low, 1e-9)
+            rates.append(Rate(name, title, n / timing.seconds, low, high, timing.batches))
+
+    def add_tried(name: str, title: str, per_s: float, count: int) -> None:
         rates.append(Rate(name, title, per_s, per_s * 0.9, per_s * 1.1, count))
 
+    add("real", "the run as it is", Timing.of([step.wall_s for step in m.loop.steps]))
+    add("device", "the device, on batches kept in memory", m.experiments.device)
+    add("loader", "the loader, without training", m.experiments.drain)
+    add("loader-again", "the loader, the same samples again", m.experiments.again)
+    for k, timing in sorted(m.experiments.trials.items()):
+        how = "as it is, once more" if k == m.loader.workers else f"with {format_count(k, 'worker')}"
+        add(f"trial-{k}-workers", f"the run {how}", timing)
+    add("half-precision", "the device in half precision", m.experiments.half_precision)
+    add("channels-last", "the device in channels-last layout", m.experiments.channels_last)
     if tried.kernel is not None and tried.kernel.taken:
         files = "those files that it takes" if tried.kernel.left else "these files"
         title = f"feedrate's decoder on {files}, one core"
-        add("kernel", title, 1 / tried.kernel.cpu_s_per_image, tried.kernel.taken)
+        add_tried("kernel", title, 1 / tried.kernel.cpu_s_per_image, tried.kernel.taken)
     if tried.trial is not None:
-        title = (
-            f"feedrate.Loader on these files, without training, {format_count(tried.trial.threads, 'core')}"
-        )
-        add("feedrate-loader", title, tried.trial.images_per_s, tried.trial.images)
+        cores = format_count(tried.trial.threads, "core")
+        title = f"feedrate.Loader on these files, without training, {cores}"
+        add_tried("feedrate-loader", title, tried.trial.images_per_s, tried.trial.images)
     return tuple(rates)
 
 
 def _timeline(m: Measured, origin_ns: int) -> tuple[StepRow, ...]:
-    rows = [
-        StepRow(
-            start_s=(step.start_ns - origin_ns) * 1e-9,
-            wall_s=step.wall_s,
-            wait_s=step.wait_s,
-            exposed_s=step.exposed_s,
-            parts={name: seconds for name, seconds in step.parts.items() if seconds > 0},
-            phase="real",
-            rank=rank,
-        )
-        for rank, loop in m.loops.items()
-        for step in loop.steps[:_TIMELINE_STEPS]
-    ]
+    rows = []
+    for rank, loop in m.loops.items():
+        for step in loop.steps[:_TIMELINE_STEPS]:
+            start_s = (step.start_ns - origin_ns) * 1e-9
+            parts = {name: seconds for name, seconds in step.parts.items() if seconds > 0}
+            rows.append(StepRow(start_s, step.wall_s, step.wait_s, step.exposed_s, parts, "real", rank))
     for phase, waits in m.experiments.waits.items():
-        rows += [
-            StepRow(
-                start_s=(start - origin_ns) * 1e-9,
-                wall_s=(after - start) * 1e-9,
-                wait_s=wait * 1e-9,
-                exposed_s=wait * 1e-9,
-                parts={},
-                phase=layout.PHASES[phase],
-                rank=min(m.loops),
-            )
-            for start, wait, after in waits[:_TIMELINE_STEPS]
-        ]
+        for start, wait, after in waits[:_TIMELINE_STEPS]:
+            start_s, wall_s, wait_s = (ns * 1e-9 for ns in (start - origin_ns, after - start, wait))
+            rows.append(StepRow(start_s, wall_s, wait_s, wait_s, {}, layout.PHASES[phase], min(m.loops)))
     return tuple(rows)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from feedrate.doctor.analyse.metrics import Measured
+from feedrate.doctor.analyse.sample import Cost
+from feedrate.doctor.findings.prediction import saved_by
 from feedrate.units import format_seconds
 
 VECTORISED = 0.05  # what stays of a Python loop over elements that was turned into array operations
@@ -40,18 +42,27 @@ class Evidence:
         return self.share if self.weight is None else self.weight
 
 
-def percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
 def waits_for_data(m: Measured) -> bool:
     """Whether the loader holds up the training at all: by waits, or by the cores that it takes from it."""
     return m.loop.exposed_share + m.slowed_share >= WORTH_TELLING
 
 
-def capped(m: Measured, share: float) -> float:
-    """No cause inside the loader can cost more than the loader does."""
-    return min(share, m.loop.exposed_share + m.slowed_share)
+def lost(m: Measured, gain: float) -> float:
+    """Return the share of the time that goes with a cause inside the loader, by the speed-up without it.
+
+    No such cause can cost more than the loader does.
+    """
+    return min(saved_by(gain), m.loop.exposed_share + m.slowed_share)
+
+
+def share_of(m: Measured, cost: Cost) -> float:
+    """Return the share of the time that goes with a part of what each sample costs, by the model alone."""
+    now, n = m.pipeline, m.loop.samples_per_step
+    then = now.with_(
+        fetch_cpu_s=max(now.fetch_cpu_s - cost.cpu_s * n, 0.0),
+        fetch_blocked_s=max(now.fetch_blocked_s - cost.blocked_s * n, 0.0),
+    )
+    return lost(m, now.gain_of(then))
 
 
 def weigh(m: Measured, share: float) -> float:
@@ -78,9 +89,9 @@ def of_loader(
 
 
 def wait_words(m: Measured) -> str:
-    share, seconds = percent(m.loop.exposed_share), format_seconds(m.loop.exposed_s)
-    waiting = f"waiting for data: {share} of the time, {seconds} a step"
+    seconds = format_seconds(m.loop.exposed_s)
+    waiting = f"waiting for data: {m.loop.exposed_share:.0%} of the time, {seconds} a step"
     if m.slowed_share < WORTH_TELLING:
         return waiting
     who = "the loader's threads" if m.loader.is_of_pack else "the workers"
-    return f"{waiting}; {who} take cores from the computing: {percent(m.slowed_share)} more"
+    return f"{waiting}; {who} take cores from the computing: {m.slowed_share:.0%} more"

@@ -13,12 +13,12 @@ from feedrate.doctor.analyse.loader_call import add_code
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, Measured
 from feedrate.doctor.analyse.sample import SampleCost
-from feedrate.doctor.findings.prediction import make_remedy
+from feedrate.doctor.findings.prediction import Changed, make_remedy
 from feedrate.doctor.findings.step_parts import copying_s
 from feedrate.doctor.results import Remedy
 from feedrate.loader.image import RandomResizedCrop
 from feedrate.loader.results import LoaderTrial
-from feedrate.model.pipeline import Pipeline, Prediction, around, predict_change
+from feedrate.model.pipeline import Pipeline, around, predict_change
 from feedrate.units import format_bytes, format_seconds
 
 NAME = "loader"
@@ -62,7 +62,7 @@ def replace_loader(m: Measured) -> Remedy | None:
         return Remedy(NAME, _TITLE, 1.0, 1.0, 1.0, note=why)
     then = predict_pipeline(m, sample, data, trial)
     return add_code(m, make_remedy(
-        m, NAME, _TITLE, _predict(m, then), then,
+        m, NAME, _TITLE, _predict(m, then),
         decode_s=then.fetch_cpu_s / m.loop.samples_per_step,
         command=_command(m, data),
         # What was tried is a guess where no call was recognised: no line for a script.
@@ -77,11 +77,11 @@ def _command(m: Measured, data: DataFiles) -> str:
     return " && ".join(place.pack_command(name) for place, name in packs) or data.pack_command
 
 
-def _predict(m: Measured, then: Pipeline) -> Prediction:
+def _predict(m: Measured, then: Pipeline) -> Changed:
     prediction = predict_change(m.pipeline, then, m.loop.step_s)
     # What was never seen to be faster, the computing on batches that were there, is no faster with a Loader.
     most = m.loop.step_s / (then.device_s + then.between_s)
-    return around(most, then.slowest) if prediction.speedup > most else prediction
+    return around(most) if prediction.speedup > most else prediction, then
 
 
 def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) -> Pipeline:
@@ -94,7 +94,7 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     images = n * _images_per_sample(sample, data)
     kept = _READ_SMALL if data.mean_bytes < _SMALL_BYTES else _READ_LARGE
     # What storage was seen to give, by as much as a pack is read better; more threads get no more out of it.
-    reading_s = m.samples.read_blocked.blocked_s * n * kept / max(m.loader.makers, 1)
+    reading_s = m.samples.read_blocked_s * n * kept / max(m.loader.makers, 1)
     device_s = m.as_loaded_s
     if m.training.is_on_gpu:
         # Batches arrive beside the computing, which cannot take less than the device's own time.
@@ -210,10 +210,10 @@ def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, 
     if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:
-        seconds = estimate_packing(data, trial, m.machine.cores, m.samples.read_blocked.blocked_s)
+        seconds = estimate_packing(data, trial, m.machine.cores, m.samples.read_blocked_s)
         size = format_bytes(data.dataset_bytes)
         said.append(f"packing takes about {format_seconds(seconds)}, and {size} of disk")
-    if m.samples.read_blocked.blocked_s >= _WAITED_FOR * sample.total.wall_s:
+    if m.samples.read_blocked_s >= _WAITED_FOR * sample.total.wall_s:
         said.append("storage is still waited for, until 'feedrate stage' brings the pack to a local disk")
     return "; ".join(said)
 

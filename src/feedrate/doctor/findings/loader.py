@@ -14,17 +14,24 @@ from feedrate.doctor.findings.evidence import (
     VECTORISED,
     WORTH_TELLING,
     Evidence,
-    capped,
+    lost,
     of_loader,
-    percent,
+    share_of,
     wait_words,
     waits_for_data,
     weigh,
 )
-from feedrate.doctor.findings.prediction import change, make_remedy, saved_by, saved_without, tried_gain
+from feedrate.doctor.findings.prediction import (
+    become,
+    change,
+    make_remedy,
+    save,
+    saved_by,
+    tried_gain,
+)
 from feedrate.doctor.findings.step_parts import freeing_s
 from feedrate.doctor.results import GAIN_WORTH_NAMING, Remedy
-from feedrate.model.pipeline import Pipeline, Prediction, around, best_workers, predict_change
+from feedrate.model.pipeline import around, best_workers
 from feedrate.units import format_bytes, format_count, format_seconds
 
 STARVED_GAIN = 1.15  # more workers must give this much to be the cause
@@ -58,7 +65,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     if m.samples.cost is not None:
         lines.append(f"a sample takes {format_seconds(m.samples.cost.total.wall_s)} to make")
     numbers = {"workers": m.loader.workers, "better_workers": number, "gain": round(gain, 3)}
-    return of_loader(m, capped(m, saved_by(gain)), tuple(lines), numbers)
+    return of_loader(m, lost(m, gain), lines, numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
@@ -66,14 +73,13 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     if sample is None or not waits_for_data(m):
         return None
     decode = m.samples.decoding
-    share = _share_of(m, Cost(decode.cpu_s, decode.queue_s, 0.0))
+    share = share_of(m, Cost(decode.cpu_s))
     if share < WORTH_TELLING:
         return None
-    of_sample = percent(decode.wall_s / sample.total.wall_s)
-    took = format_seconds(decode.cpu_s)
     lines = [
-        f"decoding and resizing ({sample.largest('decode')}) take {took} of CPU a sample, "
-        f"{of_sample} of the {format_seconds(sample.total.wall_s)} that it takes",
+        f"decoding and resizing ({sample.largest('decode')}) take {format_seconds(decode.cpu_s)} of CPU a "
+        f"sample, {decode.wall_s / sample.total.wall_s:.0%} of the {format_seconds(sample.total.wall_s)} "
+        "that it takes",
         wait_words(m),
     ]
     if m.tried.kernel is not None and m.tried.kernel.taken:
@@ -96,12 +102,14 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     if sample is None or not waits_for_data(m):
         return None
     own = m.samples.transforming
-    share = _share_of(m, Cost(own.cpu_s, own.queue_s, 0.0))
+    share = share_of(m, Cost(own.cpu_s))
     if share < WORTH_TELLING:
         return None
-    of_sample = percent(own.wall_s / sample.total.wall_s)
-    lines = [f"the dataset's own code takes {format_seconds(own.cpu_s)} of CPU a sample, {of_sample} of it"]
-    lines += [word_place(place) for place in m.samples.looks.own[:2] if place.share > 0.1]
+    lines = [
+        f"the dataset's own code takes {format_seconds(own.cpu_s)} of CPU a sample, "
+        f"{own.wall_s / sample.total.wall_s:.0%} of it",
+        *(word_place(place) for place in m.samples.looks.own[:2] if place.share > 0.1),
+    ]
     if largest := sample.largest("transform"):
         lines.append(f"largest named transform: {largest}")
     lines.append(wait_words(m))
@@ -111,28 +119,28 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
 def word_place(place: HotPlace) -> str:
     how = ", a Python loop" if place.is_python else ""
     source = f": {place.source}" if place.source else ""
-    return f"{place.function} ({place.place}) has {percent(place.share)} of the looks{how}{source}"
+    return f"{place.function} ({place.place}) has {place.share:.0%} of the looks{how}{source}"
 
 
 def find_slow_storage(m: Measured) -> Evidence | None:
     sample, data = m.samples.cost, m.machine.data
     if sample is None or not waits_for_data(m):
         return None
-    blocked = m.samples.read_blocked
-    share = _share_of(m, blocked)
+    blocked_s = m.samples.read_blocked_s
+    share = share_of(m, Cost(blocked_s=blocked_s))
     if share < WORTH_TELLING:
         return None
-    of_sample = percent(blocked.blocked_s / sample.total.wall_s)
-    rate = format_bytes(sample.read_bytes / max(blocked.blocked_s, 1e-9))
+    rate = format_bytes(sample.read_bytes / max(blocked_s, 1e-9))
     lines = (
-        f"a sample waits {format_seconds(blocked.blocked_s)} for storage, {of_sample} of its time",
+        f"a sample waits {format_seconds(blocked_s)} for storage, "
+        f"{blocked_s / sample.total.wall_s:.0%} of its time",
         word_storage(m),
         f"{format_bytes(sample.read_bytes)} are read a sample, at {rate}/s",
     )
     small = data is not None and data.mean_bytes < _SMALL_FILE_BYTES and data.files_seen > 50
     why = "many small files, each of which costs round trips" if small else "the storage gives no more"
     numbers = {
-        "blocked_s": blocked.blocked_s,
+        "blocked_s": blocked_s,
         "read_bytes": sample.read_bytes,
         "kind": data.kind if data else None,
     }
@@ -148,10 +156,8 @@ def word_storage(m: Measured) -> str:
     elif data.is_fuse:
         where = f"a FUSE file system ({data.kind})"
     else:
-        disk = {True: "a spinning disk", False: "a solid-state disk", None: "a local disk"}[
-            data.is_rotational
-        ]
-        where = f"{disk} ({data.kind})"
+        disks = {True: "a spinning disk", False: "a solid-state disk", None: "a local disk"}
+        where = f"{disks[data.is_rotational]} ({data.kind})"
     files = f"{data.files_seen:,} files seen, of {format_bytes(data.mean_bytes)}"
     return f"{files}, in {data.shown_folder}, on {where}"
 
@@ -163,31 +169,33 @@ def find_cold_cache(m: Measured) -> Evidence | None:
         return None
     if not waits_for_data(m) or sample.device_bytes <= 0.3 * sample.read_bytes:
         return None
-    blocked = m.samples.read_blocked
-    if again.total.blocked_s > 0.5 * blocked.blocked_s:
+    cold_s, warm_s = m.samples.read_blocked_s, again.total.blocked_s
+    if warm_s > 0.5 * cold_s:
         return None
     limit = m.machine.memory_limit_bytes
     if limit and data.dataset_bytes and data.dataset_bytes > 0.8 * limit:
         return None  # the next epoch will be as cold as this one
-    share = _share_of(m, blocked)
+    share = share_of(m, Cost(blocked_s=cold_s))
     if share < WORTH_TELLING:
         return None
-    warm = format_seconds(again.total.blocked_s)
     lines = (
-        f"a sample waits {format_seconds(blocked.blocked_s)} for the disk, {warm} when it is read again",
+        f"a sample waits {format_seconds(cold_s)} for the disk, {format_seconds(warm_s)} when it is read "
+        "again",
         _word_disk(sample.device_bytes, sample.read_bytes),
         word_storage(m),
     )
-    return of_loader(m, share, lines, {"cold_s": blocked.blocked_s, "warm_s": again.total.blocked_s})
+    return of_loader(m, share, lines, {"cold_s": cold_s, "warm_s": warm_s})
 
 
 def _word_disk(given: float, read: float) -> str:
     if not read:
         return f"the disk gave {format_bytes(given)} a sample, for files that are mapped into memory"
     if given <= 1.05 * read:
-        return f"{percent(min(given / read, 1.0))} of the bytes came from the disk, not memory"
-    asked = f"the {format_bytes(read)} that a sample reads"
-    return f"the disk gave {format_bytes(given)} for {asked}: it reads ahead, or whole blocks"
+        return f"{min(given / read, 1.0):.0%} of the bytes came from the disk, not memory"
+    return (
+        f"the disk gave {format_bytes(given)} for the {format_bytes(read)} that a sample reads: it reads "
+        "ahead, or whole blocks"
+    )
 
 
 def find_slow_handover(m: Measured) -> Evidence | None:
@@ -201,32 +209,30 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         fetch_blocked_s=max(now.fetch_blocked_s - collate.blocked_s * n, 0.0),
         handover_s=0.0,
     )
-    in_loader = capped(m, saved_by(now.gain_of(then)))
+    in_loader = lost(m, now.gain_of(then))
     share = min(in_loader + freed / m.loop.step_s, 1.0)
     if share < WORTH_TELLING:
         return None
-    size, unseen = m.loader.batch_bytes, m.unseen_s
-    collated, pickled = format_seconds(collate.wall_s * n), format_seconds(m.samples.feeder_cpu_s)
-    received = format_seconds(m.samples.receive_cpu_s)
+    size, unseen, collate_s = m.loader.batch_bytes, m.unseen_s, collate.wall_s * n
+    pickle_s, receive_s = m.samples.feeder_cpu_s, m.samples.receive_cpu_s
     made_s = max(sample.total.wall_s - collate.wall_s, 0.0) * n
-    handed_s = collate.wall_s * n + m.samples.feeder_cpu_s + m.samples.receive_cpu_s + unseen + freed
+    handed_s = collate_s + pickle_s + receive_s + unseen + freed
     given_back = [f"giving a batch's memory back takes {format_seconds(freed)}"]
     lines = (
         *(given_back if freed > in_loader * m.loop.step_s else []),
-        f"a batch takes {collated} to collate, {pickled} to pickle, {received} to receive",
+        f"a batch takes {format_seconds(collate_s)} to collate, {format_seconds(pickle_s)} to pickle, "
+        f"{format_seconds(receive_s)} to receive",
         f"its samples take {format_seconds(made_s)} to make",
         *([f"{format_seconds(unseen)} more pass on its way"] if unseen > 0.05 * handed_s else []),
         f"a batch is {format_bytes(size)} of tensors" if size else "a batch holds no tensors: it is pickled",
         *(given_back if 0.01 * m.loop.step_s < freed <= in_loader * m.loop.step_s else []),
     )
     numbers = {
-        "collate_s": collate.wall_s * n,
-        "pickle_s": m.samples.feeder_cpu_s,
-        "receive_s": m.samples.receive_cpu_s,
-    }
+        "collate_s": collate_s, "pickle_s": pickle_s, "receive_s": receive_s, "batch_bytes": size,
+    }  # fmt: skip
     cause = "Collating, pickling and shared memory cost more than the samples." if handed_s > made_s else ""
     weight = weigh(m, in_loader) + freed / m.loop.step_s
-    return Evidence(share, lines, {**numbers, "batch_bytes": size}, cause, weight)
+    return Evidence(share, lines, numbers, cause, weight)
 
 
 def find_too_many_workers(m: Measured) -> Evidence | None:
@@ -236,33 +242,31 @@ def find_too_many_workers(m: Measured) -> Evidence | None:
     best = max(fewer, key=lambda n: fewer[n], default=None)
     if best is None or fewer[best] < OVERSUBSCRIBED_GAIN:
         return None
-    cores = m.machine.cores
-    on_cores = f"{m.loader.workers} workers on {cores:.0f} usable core{'' if cores == 1 else 's'}"
+    cores = f"{m.machine.cores:.0f} usable core{'' if m.machine.cores == 1 else 's'}"
     lines = (
-        f"{on_cores}; {best} give {fewer[best]:.2f}x (tried in this run)",
-        f"a sample spends {percent(m.samples.queue_share)} of its time waiting for a core",
+        f"{m.loader.workers} workers on {cores}; {best} give {fewer[best]:.2f}x (tried in this run)",
+        f"a sample spends {m.samples.queue_share:.0%} of its time waiting for a core",
     )
     return Evidence(saved_by(fewer[best]), lines, {"workers": m.loader.workers, "better_workers": best})
 
 
 def find_pinned_workers(m: Measured) -> Evidence | None:
-    sets = [set(fact["affinity"]) for fact in m.loader.worker_facts if fact.get("affinity")]
-    if m.samples.cost is None or not sets or not waits_for_data(m):
+    allowed = m.loader.allowed_cores
+    if m.samples.cost is None or not allowed or not waits_for_data(m):
         return None
-    allowed: set[int] = set().union(*sets)
     useful = min(m.loader.workers, int(m.machine.cores))
     queue = m.samples.queue_share
     if len(allowed) >= useful or queue < 0.1:
         return None
     # As many more cores as are usable, for a loader that waits for cores.
-    share = capped(m, saved_by(useful / len(allowed)))
-    cores = ", ".join(str(core) for core in sorted(allowed))
+    cores = ", ".join(map(str, sorted(allowed)))
     lines = (
         f"{m.loader.workers} workers may run on core {cores} only, of {m.machine.cores:.0f} usable ones",
-        f"a sample spends {percent(queue)} of its time waiting for a core",
+        f"a sample spends {queue:.0%} of its time waiting for a core",
         wait_words(m),
     )
-    return of_loader(m, share, lines, {"cores": len(allowed), "usable_cores": m.machine.cores})
+    numbers = {"cores": len(allowed), "usable_cores": m.machine.cores}
+    return of_loader(m, lost(m, useful / len(allowed)), lines, numbers)
 
 
 def find_repeated_work(m: Measured) -> Evidence | None:
@@ -272,29 +276,23 @@ def find_repeated_work(m: Measured) -> Evidence | None:
         return None
     if m.loop.is_single_pass:
         return None
-    own = m.samples.transforming
-    repeated = own.cpu_s * min(repeated_part, 1.0)
+    repeated = m.samples.transforming.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
     interpreted = sum(place.share for place in m.samples.looks.own if place.is_python)
     if interpreted > 0.4 or repeated < 0.4 * (sample.total.cpu_s + m.samples.helpers_s):
         return None
-    share = _share_of(m, Cost(repeated, 0.0, 0.0))
+    share = share_of(m, Cost(repeated))
     if share < WORTH_TELLING:
         return None
-    proof = "before a sample's first random number"
     lines = [
         f"{format_seconds(repeated)} of CPU a sample, besides reading and decoding, repeat in every epoch",
         "the same samples gave the same batch twice"
         if m.experiments.is_repeatable
-        else f"it happens {proof}",
+        else "it happens before a sample's first random number",
         *(word_place(place) for place in m.samples.looks.own[:1]),
         wait_words(m),
     ]
     return of_loader(m, share, lines, {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
-
-
-def _share_of(m: Measured, cost: Cost) -> float:
-    return capped(m, saved_without(m, cost))
 
 
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
@@ -310,32 +308,24 @@ def change_workers(m: Measured) -> Remedy | None:
     """More or fewer workers: the best that was tried in the loop itself, else by the model."""
     tried = {n: around(tried_gain(m, n)) for n in m.experiments.trials if n != m.loader.workers}
     good = {n: p for n, p in tried.items() if p.speedup > GAIN_WORTH_NAMING}
-    pinned = m.pipeline
     if good:
         best = max(prediction.speedup for prediction in good.values())
         n = min(n for n in good if good[n].speedup * GAIN_WORTH_NAMING >= best)
-        prediction, then, basis = good[n], pinned.with_(workers=n * m.each_worker), "measured"
     else:
-        n = best_workers(pinned, m.most_workers, m.each_worker)
+        n = best_workers(m.pipeline, m.most_workers, m.each_worker)
         if m.loader.workers == n or m.loader.idle.count:  # those that are there have no data
             return None
-        then = pinned.with_(workers=n * m.each_worker)
-        prediction, basis = predict_change(pinned, then, m.loop.step_s), "predicted"
-        if n in tried:
-            # It was tried, and the trial is the better witness.
-            prediction, basis = tried[n], "measured"
-        elif tried and prediction.speedup > GAIN_WORTH_NAMING:
-            return None
-    word = "more-workers" if n > m.loader.workers else "fewer-workers"
-    note = ""
-    if m.loader.get("iterable"):
-        note = (
-            "an IterableDataset must share its samples among workers itself, or each worker repeats them all"
-        )
+    prediction, then = become(m, m.pipeline.with_(workers=n * m.each_worker))
+    if n in tried:
+        prediction = tried[n]  # the better witness
+    elif tried and prediction.speedup > GAIN_WORTH_NAMING:
+        return None
+    alone = "an IterableDataset must share its samples among workers itself, or each worker repeats them all"
     each = " in each loader" if len(m.loop.loaders) > 1 else ""
     return make_remedy(
-        m, word, f"use {n} worker{'s' if n > 1 else ''}{each} instead of {m.loader.workers}",
-        prediction, then, basis=basis, note=note,
+        m, "more-workers" if n > m.loader.workers else "fewer-workers",
+        f"use {n} worker{'s' if n > 1 else ''}{each} instead of {m.loader.workers}", (prediction, then),
+        basis="measured" if n in tried else "predicted", note=alone if m.loader.get("iterable") else "",
         change=f"DataLoader(..., num_workers={n}, persistent_workers=True)",
     )  # fmt: skip
 
@@ -348,11 +338,10 @@ def persist_workers(m: Measured) -> Remedy | None:
         return None
     own_s, start_s = _without_starts(m)
     between_s = m.loop.between_s - m.loop.per_step("epoch-start") + start_s
-    prediction = around(m.loop.step_s / (own_s + between_s))
     return make_remedy(
         m, "persistent-workers",
         "make the loader once, and keep its workers" if is_anew else "keep the workers between epochs",
-        prediction, m.pipeline.with_(between_s=between_s),
+        (around(m.loop.step_s / (own_s + between_s)), m.pipeline.with_(between_s=between_s)),
         change=f"DataLoader(..., persistent_workers=True){' before the epochs, once' if is_anew else ''}",
     )  # fmt: skip
 
@@ -375,15 +364,13 @@ def _without_starts(m: Measured) -> tuple[float, float]:
 
 def unpin_workers(m: Measured) -> Remedy | None:
     """The workers on all usable cores."""
-    sets = [set(fact["affinity"]) for fact in m.loader.worker_facts if fact.get("affinity")]
-    allowed = len(set().union(*sets)) if sets else 0
-    if not sets or allowed >= min(m.loader.workers, int(m.machine.cores)):
+    allowed = len(m.loader.allowed_cores)
+    if not allowed or allowed >= min(m.loader.workers, int(m.machine.cores)):
         return None
     now = m.pipeline.with_(cores=float(allowed))
-    then = now.with_(cores=m.pipeline.cores)
     return make_remedy(
         m, "unpin-workers", f"let the workers run on all {m.machine.cores:.0f} cores instead of {allowed}",
-        predict_change(now, then, m.loop.step_s), then,
+        become(m, now.with_(cores=m.pipeline.cores), now),
         change="remove the sched_setaffinity or taskset, or ask the scheduler for --cpus-per-task",
     )  # fmt: skip
 
@@ -405,10 +392,8 @@ def lighten_handover(m: Measured) -> Remedy | None:
         kept, title = 0.25, "hand over uint8 and make floats of it in the training process"
     else:
         return None
-    prediction, then = change(
-        m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept
-    )
-    return make_remedy(m, "lighter-handover", title, prediction, then)
+    changed = change(m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept)
+    return make_remedy(m, "lighter-handover", title, changed)
 
 
 def decode_faster(m: Measured) -> Remedy | None:
@@ -416,10 +401,9 @@ def decode_faster(m: Measured) -> Remedy | None:
     sample, data = m.samples.cost, m.machine.data
     if sample is None or data is None or m.loader.reads_pack:
         return None
-    decode = sample.kind("decode")
-    if decode.cpu_s <= 0:
+    timed, replaced_s = m.tried.kernel, _replaced_s(m)
+    if sample.kind("decode").cpu_s <= 0:
         return None
-    timed, saved = m.tried.kernel, _replaced(m)
     if timed is None or not timed.taken:
         return Remedy(
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
@@ -428,17 +412,16 @@ def decode_faster(m: Measured) -> Remedy | None:
             else f"it decodes baseline JPEGs; {timed.left_words}, and it would hand them to Pillow",
         )  # fmt: skip
     # What it does not take, Pillow goes on decoding.
-    ours_s = saved.cpu_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
-    prediction, then = _decode_in(m, ours_s)
+    ours_s = replaced_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
     part = "only what the crop needs" if m.samples.are_cropped else "them"
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
-        prediction, then, decode_s=ours_s, command=data.pack_command,
+        save(m, replaced_s - ours_s), decode_s=ours_s, command=data.pack_command,
         change=_say_use(m, needs_depth=timed.deep > 0),
         note=_warn_of_more(m) + (
             f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
             f"{format_seconds(timed.cpu_s_per_image)} of CPU an image instead of "
-            f"{format_seconds(saved.cpu_s)}, on these files"
+            f"{format_seconds(replaced_s)}, on these files"
         ),
     )  # fmt: skip
 
@@ -462,7 +445,6 @@ def normalise_images(m: Measured) -> Remedy | None:
     if timed.taken_share > _MOSTLY_TAKEN or not timed.stored_cpu_s:
         return None
     ours_s = (timed.cpu_s_per_image * timed.taken + timed.stored_cpu_s * timed.left) / timed.tried
-    prediction, then = _decode_in(m, ours_s)
     is_mapped = "--map" in timed.stored_by
     # Title and note are as short as to be seen whole on one screen.
     note = "no pixel changes" if timed.is_lossless else "changes pixels; with --raw, none"
@@ -471,7 +453,7 @@ def normalise_images(m: Measured) -> Remedy | None:
         "pack 8-bit pixels that your function makes"
         if is_mapped
         else "pack the images as baseline JPEGs for feedrate's decoder",
-        prediction, then, decode_s=ours_s,
+        save(m, _replaced_s(m) - ours_s), decode_s=ours_s,
         command=f"{data.pack_command} {timed.stored_by}",
         change=_say_use(m, needs_depth=timed.deep > 0 and not is_mapped),
         note=_warn_of_more(m) + ("it chooses what becomes of more than 8 bits" if is_mapped else note),
@@ -484,25 +466,19 @@ def _warn_of_more(m: Measured) -> str:
     return f"{call.why_not}; " if call is not None and call.reads_others else ""
 
 
-def _decode_in(m: Measured, seconds: float) -> tuple[Prediction, Pipeline]:
-    """Predict the run with a Dataset that takes so many seconds for a sample's image."""
-    saved = (_replaced(m).cpu_s - seconds) * m.loop.samples_per_step
-    return change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved)
-
-
-def _replaced(m: Measured) -> Cost:
-    """Return what of a sample's cost a Dataset of a pack does instead: opening, decoding, cropping, resizing.
+def _replaced_s(m: Measured) -> float:
+    """Return what of a sample's CPU time a Dataset takes in its place: opening, decoding, cropping, resizing.
 
     It gives images of Pillow, as the decoder did: making tensors of them stays.
     """
     sample, cost = m.samples.cost, m.samples.decoding
     if sample is None:
-        return cost
+        return 0.0
     if cost.cpu_s > sample.kind("decode").cpu_s:
         for (kind, name), part in sample.parts.items():
             if kind == "transform" and name in _MAKING_TENSORS:
                 cost = cost.minus(part)
-    return cost.plus(sample.kind("read"))
+    return cost.cpu_s + sample.kind("read").cpu_s
 
 
 def pack_files(m: Measured) -> Remedy | None:
@@ -510,22 +486,20 @@ def pack_files(m: Measured) -> Remedy | None:
     sample, data = m.samples.cost, m.machine.data
     if sample is None or data is None or m.loader.reads_pack:
         return None
-    blocked = m.samples.read_blocked
-    share = blocked.blocked_s / max(sample.total.wall_s, 1e-9)
+    blocked_s = m.samples.read_blocked_s
+    share = blocked_s / max(sample.total.wall_s, 1e-9)
     if share < 0.05:
         # With feedrate's decoder on top it may help: that is a remedy of its own.
         decoder = decode_faster(m)
         alone = " alone" if decoder is not None and decoder.helps else ""
-        why = f"reads are {share:.0%} of the time"
-        return Remedy("pack", f"pack the files{alone}", 1.0, 1.0, 1.02, command=None, note=why)
+        return Remedy(
+            "pack", f"pack the files{alone}", 1.0, 1.0, 1.02, note=f"reads are {share:.0%} of the time"
+        )
     # Small files cost round trips: open, read, close. A pack is read in ranges that are known in advance.
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
-    now = m.pipeline
-    saved = blocked.blocked_s * (1 - kept) * m.loop.samples_per_step
-    prediction, then = change(m, fetch_blocked_s=now.fetch_blocked_s - saved)
     return make_remedy(
-        m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones", prediction, then,
-        command=data.pack_command,
+        m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones",
+        save(m, blocked_s=blocked_s * (1 - kept)), command=data.pack_command,
     )  # fmt: skip
 
 
@@ -534,25 +508,25 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     sample, data, place, loader = m.samples.cost, m.machine.data, m.machine, m.loader
     if sample is None or (loader.is_of_pack and (loader.get("scratch") or m.samples.stages is None)):
         return None
-    blocked_s, n = m.samples.read_blocked.blocked_s, m.loop.samples_per_step
+    blocked_s = m.samples.read_blocked_s
     if blocked_s < 0.05 * sample.total.wall_s:
         return None
     if loader.is_of_pack and loader.get("remote"):
-        prediction, then = change(m, fetch_blocked_s=m.pipeline.fetch_blocked_s - blocked_s * n)
         return make_remedy(
-            m, "stage", "copy the pack to a disk of this machine while it is read", prediction, then,
+            m, "stage", "copy the pack to a disk of this machine while it is read",
+            save(m, blocked_s=blocked_s),
             change='Loader(..., scratch="auto")', note="from the second epoch on",
         )  # fmt: skip
     if data is None or place.scratch is None or place.scratch_bytes_per_s is None:
         return None
-    saved = max(blocked_s - sample.read_bytes / place.scratch_bytes_per_s, 0.0) * n
-    prediction, then = change(m, fetch_blocked_s=m.pipeline.fetch_blocked_s - saved)
+    saved_s = max(blocked_s - sample.read_bytes / place.scratch_bytes_per_s, 0.0)
     size = f" ({format_bytes(data.dataset_bytes)})" if data.dataset_bytes else ""
     what, edit = f"data{size}", "read from the folder that it prints"
     if loader.is_of_pack:
         what, edit = "pack", f'Loader(..., scratch="{place.scratch}")'
     return make_remedy(
-        m, "stage", f"copy the {what} to {place.scratch} once, and read it there", prediction, then,
+        m, "stage", f"copy the {what} to {place.scratch} once, and read it there",
+        save(m, blocked_s=saved_s),
         command=f"feedrate stage {data.source_word} --scratch {shlex.quote(place.scratch)}", change=edit,
     )  # fmt: skip
 
@@ -572,14 +546,5 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     cost = min(own.cpu_s, hot.share * sample.total.wall_s)
     if hot.is_python and hot.share > 0.5:
         cost = max(cost, 0.95 * own.cpu_s)
-    now = m.pipeline
-    prediction, then = change(
-        m, fetch_cpu_s=now.fetch_cpu_s - cost * (1 - VECTORISED) * m.loop.samples_per_step
-    )
-    return make_remedy(
-        m,
-        "vectorise-transform",
-        f"replace the Python loop in {hot.function} ({hot.place}) by array operations",
-        prediction,
-        then,
-    )
+    title = f"replace the Python loop in {hot.function} ({hot.place}) by array operations"
+    return make_remedy(m, "vectorise-transform", title, save(m, cost * (1 - VECTORISED)))

@@ -7,7 +7,7 @@ from statistics import median
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.stacks import is_in_loop
-from feedrate.doctor.findings.evidence import VECTORISED, WORTH_A_VERDICT, WORTH_TELLING, Evidence, percent
+from feedrate.doctor.findings.evidence import VECTORISED, WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.findings.loader import word_place
 from feedrate.doctor.findings.prediction import change, make_remedy, shortened
 from feedrate.doctor.findings.step_parts import (
@@ -38,7 +38,7 @@ def find_long_validation(m: Measured) -> Evidence | None:
         return None
     steps, times = len(m.loop.steps), m.loop.validations
     lines = (
-        f"validation takes {percent(share)} of the time: {times} times in {steps} steps",
+        f"validation takes {share:.0%} of the time: {times} times in {steps} steps",
         f"one takes {format_seconds(each)}, a training step {format_seconds(m.loop.own_s)}",
     )
     call = m.tried.call
@@ -53,7 +53,7 @@ def find_long_saving(m: Measured) -> Evidence | None:
         return None
     steps, times = len(m.loop.steps), m.loop.saves
     lines = (
-        f"saving takes {percent(share)} of the time: {times} in {steps} steps, {format_seconds(each)} each",
+        f"saving takes {share:.0%} of the time: {times} in {steps} steps, {format_seconds(each)} each",
         m.loop.place_of("save"),
     )
     return Evidence(share, lines, {"saves": times, "steps": steps, "seconds_each": each})
@@ -63,20 +63,15 @@ def find_epoch_pause(m: Measured) -> Evidence | None:
     share, each = m.loop.share_of("epoch-start"), m.loop.each("epoch-start", m.loop.epochs)
     if share < WORTH_TELLING:
         return None
-    verb = "is" if m.loader.workers == 1 else "are"
-    is_kept = m.loader.get("persistent_workers") and not m.loader.is_made_anew
-    kept = f"{verb} kept" if is_kept else f"{verb} started anew"
-    context = m.loader.get("context") or "fork"
-    lines = (
-        f"{format_seconds(each)} pass before an epoch's first batch, {percent(share)} of the time",
+    lines = [
+        f"{format_seconds(each)} pass before an epoch's first batch, {share:.0%} of the time",
         f"{format_count(m.loop.epochs, 'epoch')} began in {len(m.loop.steps)} steps",
-        *(
-            [f"{format_count(m.loader.workers, 'worker')} {kept} for each epoch ({context})"]
-            if m.loader.workers
-            else []
-        ),
-    )
-    return Evidence(share, lines, {"epochs": m.loop.epochs, "pause_s": each})
+    ]
+    if workers := m.loader.workers:
+        is_kept = m.loader.get("persistent_workers") and not m.loader.is_made_anew
+        kept = f"{'is' if workers == 1 else 'are'} {'kept' if is_kept else 'started anew'} for each epoch"
+        lines.append(f"{format_count(workers, 'worker')} {kept} ({m.loader.get('context') or 'fork'})")
+    return Evidence(share, tuple(lines), {"epochs": m.loop.epochs, "pause_s": each})
 
 
 def find_writing(m: Measured) -> Evidence | None:
@@ -84,7 +79,7 @@ def find_writing(m: Measured) -> Evidence | None:
     share = seconds / m.loop.step_s
     if share < WORTH_TELLING:
         return None
-    lines = [f"the loop writes files for {format_seconds(seconds)} a step, {percent(share)} of the time"]
+    lines = [f"the loop writes files for {format_seconds(seconds)} a step, {share:.0%} of the time"]
     if m.loop.place_of("write"):
         lines.append(m.loop.place_of("write"))
     lines += [word_place(place) for place in m.training.looks_loop.own[:1]]
@@ -99,8 +94,8 @@ def find_syncs(m: Measured) -> Evidence | None:
     if cost < WORTH_TELLING:
         return None
     lines = (
-        f"{m.loop.place_of('sync')} waits for the GPU {percent(share)} of the time",
-        f"the GPU then has nothing queued: it idles {percent(idle)} of the time",
+        f"{m.loop.place_of('sync')} waits for the GPU {share:.0%} of the time",
+        f"the GPU then has nothing queued: it idles {idle:.0%} of the time",
     )
     return Evidence(cost, lines, {"sync_share": round(share, 3), "gpu_idle": round(idle, 3)})
 
@@ -119,7 +114,7 @@ def find_slow_copies(m: Measured) -> Evidence | None:
     how = f"{'pinned' if is_pinned else 'not pinned'}, {m.machine.copied_element_bytes} bytes a number"
     lines = (
         f"{format_bytes(copied)} a step go to the device, {how}",
-        f"that takes {format_seconds(seconds)}, {percent(share)} of the time",
+        f"that takes {format_seconds(seconds)}, {share:.0%} of the time",
         m.loop.place_of("copy"),
     )
     return Evidence(share, lines, {"copied_bytes": copied, "pinned": str(is_pinned), "copy_s": seconds})
@@ -129,7 +124,7 @@ def find_readbacks(m: Measured) -> Evidence | None:
     share = readback_s(m) / m.loop.step_s
     if share < WORTH_TELLING:
         return None
-    line = f"{m.loop.place_of('readback')} brings outputs back to the CPU: {percent(share)} of the time"
+    line = f"{m.loop.place_of('readback')} brings outputs back to the CPU: {share:.0%} of the time"
     return Evidence(share, (line,), {"readback_share": round(share, 4)})
 
 
@@ -143,19 +138,18 @@ def find_slow_loop(m: Measured) -> Evidence | None:
     if share < WORTH_A_VERDICT or not m.loop.per_step("forward"):
         return None
     lines = [
-        f"the loop's own code takes {format_seconds(own)} a step, {percent(own / m.loop.step_s)} of the time",
+        f"the loop's own code takes {format_seconds(own)} a step, {own / m.loop.step_s:.0%} of the time",
         *(word_place(place) for place in m.training.looks_loop.own[:2] if place.share > 0.1),
     ]
+    numbers = {"own_s": own, "launching_s": launching}
     if launching < own:
-        return Evidence(share, tuple(lines), {"own_s": own, "launching_s": launching})
-    given = sum(m.loop.share_of(part) for part in ("forward", "backward", "optimizer"))
-    busy = percent(m.machine.gpu_utilisation or 0.0)
-    lines.insert(0, f"the GPU is at work {busy} of the time, giving it that work takes {percent(given)}")
+        return Evidence(share, tuple(lines), numbers)
+    given = m.loop.computing_s / m.loop.step_s
+    busy = f"the GPU is at work {m.machine.gpu_utilisation or 0.0:.0%} of the time"
+    lines.insert(0, f"{busy}, giving it that work takes {given:.0%}")
     if m.loop.place_of("forward"):
         lines.insert(1, f"most of it goes into {m.loop.place_of('forward')}")
-    return Evidence(
-        share, tuple(lines), {"own_s": own, "launching_s": launching}, cause=_LAUNCHING, title=_TOO_SLOW
-    )
+    return Evidence(share, tuple(lines), numbers, cause=_LAUNCHING, title=_TOO_SLOW)
 
 
 def find_slow_rank(m: Measured) -> Evidence | None:
@@ -167,10 +161,10 @@ def find_slow_rank(m: Measured) -> Evidence | None:
     share = (waits[slow] - others) / m.loop.step_s
     if share < WORTH_TELLING:
         return None
-    mine, theirs = format_seconds(waits[slow]), format_seconds(others)
     lines = (
-        f"rank {slow} waits {mine} a step for its data, the others {theirs}",
-        f"all ranks wait for it in the backward pass: {percent(share)} of the time",
+        f"rank {slow} waits {format_seconds(waits[slow])} a step for its data, the others "
+        f"{format_seconds(others)}",
+        f"all ranks wait for it in the backward pass: {share:.0%} of the time",
     )
     return Evidence(share, lines, {"rank": slow, "wait_s": waits[slow], "others_wait_s": others})
 
@@ -181,26 +175,20 @@ def find_busy_device(m: Measured) -> Evidence | None:
         share = min(share, m.machine.gpu_utilisation)
     if share < 0.5:
         return None
-    device = (
-        (m.machine.gpu_name or "the GPU")
-        if m.training.is_on_gpu
-        else "the CPU, which computes the model here,"
-    )
-    lines = [
-        f"{device} is at work {percent(share)} of the time; waiting for data: {percent(m.loop.exposed_share)}"
-    ]
+    device = m.machine.gpu_name or "the GPU"
+    if not m.training.is_on_gpu:
+        device = "the CPU, which computes the model here,"
+    lines = [f"{device} is at work {share:.0%} of the time; waiting for data: {m.loop.exposed_share:.0%}"]
     if m.training.is_on_gpu and m.machine.gpu_utilisation is not None:
-        lines.append(f"GPU utilisation {percent(m.machine.gpu_utilisation)}")
+        lines.append(f"GPU utilisation {m.machine.gpu_utilisation:.0%}")
     if m.experiments.drain is not None:
-        given, taken = (
-            m.loop.samples_per_step / m.experiments.drain.seconds,
-            m.loop.samples_per_step / m.device_s,
-        )
-        lines.append(f"the loader could give {given:,.0f} samples/s, the device takes {taken:,.0f}")
-    if before_forward_s(m) > 0.01 * m.loop.step_s:
-        before = percent(before_forward_s(m) / m.loop.step_s)
+        n = m.loop.samples_per_step
+        given = f"the loader could give {n / m.experiments.drain.seconds:,.0f} samples/s"
+        lines.append(f"{given}, the device takes {n / m.device_s:,.0f}")
+    before = before_forward_s(m) / m.loop.step_s
+    if before > 0.01:
         lines.append(
-            f"{before} of the device's time goes into work before the forward pass, which cores could do"
+            f"{before:.0%} of the device's time goes into work before the forward pass, which cores could do"
         )
     return Evidence(share, tuple(lines), {"device_s": m.device_s, "step_s": m.loop.step_s})
 
@@ -229,17 +217,15 @@ def _do_rarely(m: Measured, part: str, name: str, title: str, own_s: float | Non
         return None
     between_s = max(m.loop.between_s - (1 - RARELY) * m.loop.per_step(part), 0.0)
     speedup = m.loop.step_s / ((own_s or m.loop.own_s) + between_s)
-    return make_remedy(m, name, title, around(speedup), m.pipeline.with_(between_s=between_s))
+    return make_remedy(m, name, title, (around(speedup), m.pipeline.with_(between_s=between_s)))
 
 
 def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.loop.step_s:
         return None
-    prediction, then = change(m, device_s=shortened(m, (1 - RARELY) * seconds))
-    return make_remedy(
-        m, "write-less", "write a twentieth as often, or from another thread", prediction, then
-    )
+    changed = change(m, device_s=shortened(m, (1 - RARELY) * seconds))
+    return make_remedy(m, "write-less", "write a twentieth as often, or from another thread", changed)
 
 
 def speed_up_main(m: Measured) -> Remedy | None:
@@ -259,20 +245,17 @@ def speed_up_main(m: Measured) -> Remedy | None:
     else:  # what computes in C is met as often as it takes time
         met = hot.share * m.training.looks_loop.count / m.training.looks.count
         other = min(other * hot.share, met * (m.loop.own_s - m.loop.wait_s))
-    prediction, then = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
     # What the forward pass needs cannot be left out, only be done elsewhere (below).
     is_needed = m.loop.preparing_s > 0.5 * other
-    where = f"{hot.function} ({hot.place})"
-    return make_remedy(
-        m,
-        "speed-up-loop",
-        # The place comes last: paths are long, and a terminal shows the beginning.
-        f"use array operations in {where}"
+    how = (
+        "use array operations in"
         if is_needed
-        else f"leave out of the training loop, or make array operations: {where}",
-        prediction,
-        then,
+        else "leave out of the training loop, or make array operations:"
     )
+    # The place comes last: paths are long, and a terminal shows the beginning.
+    title = f"{how} {hot.function} ({hot.place})"
+    changed = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
+    return make_remedy(m, "speed-up-loop", title, changed)
 
 
 def _late_share(m: Measured) -> float:
@@ -307,26 +290,22 @@ def move_to_workers(m: Measured) -> Remedy | None:
     changes = {"device_s": shortened(m, preparing), "fetch_cpu_s": making, "drag": drag}
     moved = change(m, **changes, workers=max(now.workers, m.each_worker))[1]
     n = max(best_workers(moved, most, m.each_worker), m.loader.workers)
-    prediction, then = change(m, **changes, workers=n * m.each_worker)
     return make_remedy(
         m, "move-to-workers",
         f"prepare batches in the dataset or collate_fn, by {format_count(n, 'worker')} beside the training",
-        prediction, then,
+        change(m, **changes, workers=n * m.each_worker),
         change=f"DataLoader(..., num_workers={n}, persistent_workers=True, collate_fn=...)",
         note=f"{format_seconds(preparing)} a step pass between a batch's arrival and its use",
     )  # fmt: skip
 
 
 def remove_syncs(m: Measured) -> Remedy | None:
-    sync = sync_s(m)
-    idle = idle_share(m)
+    sync, idle = sync_s(m), idle_share(m)
     if not m.training.is_on_gpu or sync < 0.02 * m.loop.step_s or idle is None:
         return None
     saved = min(idle * m.loop.step_s, sync - min(sync * _ON_DEVICE, _ON_DEVICE_S))
-    prediction, then = change(m, device_s=shortened(m, saved))
-    return make_remedy(
-        m, "remove-sync", f"do not wait for the device in {m.loop.place_of('sync')}", prediction, then
-    )
+    title = f"do not wait for the device in {m.loop.place_of('sync')}"
+    return make_remedy(m, "remove-sync", title, change(m, device_s=shortened(m, saved)))
 
 
 def keep_on_device(m: Measured) -> Remedy | None:
@@ -334,9 +313,9 @@ def keep_on_device(m: Measured) -> Remedy | None:
     if readback < 0.02 * m.loop.step_s:
         return None
     # While outputs came back, the device finished computing them: that stays.
-    prediction, then = change(m, device_s=max(shortened(m, readback), m.training.forward_s))
+    changed = change(m, device_s=max(shortened(m, readback), m.training.forward_s))
     title = f"leave the outputs on the device: {m.loop.place_of('readback')}"
-    return make_remedy(m, "keep-on-device", title, prediction, then)
+    return make_remedy(m, "keep-on-device", title, changed)
 
 
 def pin_memory(m: Measured) -> Remedy | None:
@@ -351,9 +330,9 @@ def pin_memory(m: Measured) -> Remedy | None:
     beside = shortened(m, m.loop.per_step("copy"))
     copying = 0.0 if m.machine.copies_are_beside else copied / pinned
     on_device = (m.training.computing_s or beside) + before_forward_s(m) + copying
-    prediction, then = change(m, device_s=max(beside, on_device))
     return make_remedy(
-        m, "pinned-memory", "copy from pinned memory, without waiting", prediction, then,
+        m, "pinned-memory", "copy from pinned memory, without waiting",
+        change(m, device_s=max(beside, on_device)),
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
     )  # fmt: skip
 
@@ -362,11 +341,12 @@ def transfer_bytes(m: Measured) -> Remedy | None:
     """uint8 to the device, floats made there."""
     if not m.training.is_on_gpu or m.machine.copied_bytes is None or m.machine.copied_element_bytes != 4:
         return None
-    if not copying_s(m):
+    copying = copying_s(m)
+    if not copying:
         return None
-    prediction, then = change(m, device_s=shortened(m, 0.75 * copying_s(m)))
     return make_remedy(
-        m, "uint8-transfer", "send images as uint8 and make floats on the device", prediction, then,
+        m, "uint8-transfer", "send images as uint8 and make floats on the device",
+        change(m, device_s=shortened(m, 0.75 * copying)),
         change="batch.to(device).float().div_(255)",
     )  # fmt: skip
 
@@ -375,14 +355,13 @@ def halve_precision(m: Measured) -> Remedy | None:
     if m.experiments.half_precision is None or m.experiments.device is None:
         return None
     # Against the steps on the same batches moments before: the device may have been slower than usual.
-    prediction, then = change(
-        m, device_s=m.device_s * m.experiments.half_precision.seconds / m.experiments.device.seconds
-    )
+    ratio = m.experiments.half_precision.seconds / m.experiments.device.seconds
+    prediction, then = change(m, device_s=m.device_s * ratio)
     kind = m.experiments.half_precision_type
     # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
     scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""
     return make_remedy(
-        m, "half-precision", f"compute in {kind}", prediction, then, basis="measured",
+        m, "half-precision", f"compute in {kind}", (prediction, then), basis="measured",
         change=f"with torch.autocast('cuda', dtype=torch.{kind}): ...{scaled}",
         note="may cost accuracy: check it" if prediction.speedup >= GAIN_WORTH_NAMING else "",
     )  # fmt: skip
@@ -394,7 +373,7 @@ def lay_channels_last(m: Measured) -> Remedy | None:
     ratio = m.experiments.channels_last.seconds / m.experiments.device.seconds
     prediction, then = change(m, device_s=ratio * m.device_s)
     return make_remedy(
-        m, "channels-last", "lay out images and weights channels-last", prediction, then, basis="measured",
+        m, "channels-last", "lay out images and weights channels-last", (prediction, then), basis="measured",
         change=f"model = model.to({_LAST}) and, for every batch, images = images.to({_LAST})",
         note=_judge_layout(ratio, prediction.speedup),
     )  # fmt: skip
@@ -416,10 +395,8 @@ def move_to_cores(m: Measured) -> Remedy | None:
         return None
     if m.machine.cores_ours is not None and m.machine.cores_ours > 0.7 * m.machine.cores:
         return None
-    prediction, then = change(m, device_s=shortened(m, before_forward_s(m)))
-    return make_remedy(
-        m, "move-to-cores", "do the work before the forward pass in the workers", prediction, then
-    )
+    changed = change(m, device_s=shortened(m, before_forward_s(m)))
+    return make_remedy(m, "move-to-cores", "do the work before the forward pass in the workers", changed)
 
 
 def balance_ranks(m: Measured) -> Remedy | None:
@@ -434,5 +411,5 @@ def balance_ranks(m: Measured) -> Remedy | None:
     speedup = without(excess / m.loop.step_s * spread_out)
     if m.machine.cores_ours:
         speedup = min(speedup, max(m.machine.cores / m.machine.cores_ours, 1.0))  # nor do cores come from it
-    prediction = around(speedup)
-    return make_remedy(m, "balance-ranks", "give every rank data that comes equally fast", prediction)
+    title = "give every rank data that comes equally fast"
+    return make_remedy(m, "balance-ranks", title, (around(speedup), None))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence, capped, percent
+from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.findings.prediction import change, make_remedy
 from feedrate.doctor.results import Remedy
 from feedrate.model import limits
@@ -55,9 +55,9 @@ def _find_company_on_gpu(m: Measured) -> Evidence | None:
     share = on_gpu_of_others(m)
     if share < WORTH_TELLING:
         return None
-    theirs = percent(m.machine.gpu_others_share or 0.0)
     who = format_count(m.machine.gpu_others, "other process", "other processes")
-    line = f"{who} {'has' if m.machine.gpu_others == 1 else 'have'} {theirs} of the GPU's time"
+    have = "has" if m.machine.gpu_others == 1 else "have"
+    line = f"{who} {have} {m.machine.gpu_others_share or 0.0:.0%} of the GPU's time"
     numbers = {"gpu_others_share": m.machine.gpu_others_share}
     return Evidence(share, (line,), numbers, weight=_weigh(share, m.loop.exposed_share + share))
 
@@ -77,10 +77,10 @@ def _find_company_on_cores(m: Measured) -> Evidence | None:
         f"other processes use {m.machine.cores_others:.1f} of {m.machine.cores:.0f} cores{who}{machines}"
     ]
     if m.samples.cost is not None:
-        lines.append(f"a sample spends {percent(m.samples.queue_share)} of its time waiting for a core")
+        lines.append(f"a sample spends {m.samples.queue_share:.0%} of its time waiting for a core")
     if m.training.queue_share >= WORTH_TELLING:
-        queued = percent(m.training.queue_share)
-        lines.append(f"forward and backward spend {queued} of their time waiting for a core")
+        queued = f"{m.training.queue_share:.0%} of their time"
+        lines.append(f"forward and backward spend {queued} waiting for a core")
     computing_waits = (m.loop.own_s - m.loop.exposed_s) * m.training.queue_share / m.loop.step_s
     weight = _weigh(share, m.loop.exposed_share + computing_waits)
     numbers = {"cores_others": round(m.machine.cores_others, 2), "cores": m.machine.cores}
@@ -118,18 +118,17 @@ def find_short_memory(m: Measured) -> Evidence | None:
             f"{around.major_faults_per_s:,.0f} page faults a second wait for a disk; {swapped}/s are swapped"
         )
     if stalled > WORTH_TELLING:
-        lines.append(f"stalled on memory {percent(stalled)} of the time")
+        lines.append(f"stalled on memory {stalled:.0%} of the time")
     share, weight = stalled if is_short else 0.0, WORTH_A_VERDICT if is_short else WORTH_TELLING
     if is_growing and growth is not None:
-        grown = f"{format_bytes(growth.bytes_per_step)} a step in {growth.where}"
+        grown = f"memory grows by {format_bytes(growth.bytes_per_step)} a step in {growth.where}"
         in_time = format_seconds(growth.steps_to_limit * m.loop.step_s)
-        away = f"{growth.steps_to_limit:,.0f} steps away ({in_time})"
-        lines.append(f"memory grows by {grown}: the limit is {away}")
+        lines.append(f"{grown}: the limit is {growth.steps_to_limit:,.0f} steps away ({in_time})")
         if limit and used and used > 0.5 * limit and growth.steps_to_limit < _NEAR_STEPS:
             weight = WORTH_A_VERDICT
     if is_short and m.samples.cost is not None and m.samples.cost.major_faults > 0.5:
         faulting = m.samples.cost.total.blocked_s / max(m.samples.cost.total.wall_s, 1e-9)
-        share = max(share, capped(m, faulting))
+        share = max(share, min(faulting, m.loop.exposed_share + m.slowed_share))
     numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
     title, cause = ("", "") if is_short else ("Memory fills up step by step", _GROWING)
     return Evidence(share, tuple(lines), numbers, cause, max(share, weight), title)
@@ -172,7 +171,7 @@ def find_unused_gpu(m: Measured) -> Evidence | None:
         lines.append(f"torch {m.training.torch.get('version', '')} {built}")
     if m.training.torch.get("visible_devices") == "":
         lines.append("CUDA_VISIBLE_DEVICES is empty")
-    computing = sum(m.loop.share_of(part) for part in ("forward", "backward", "optimizer"))
+    computing = m.loop.computing_s / m.loop.step_s
     if computing < WORTH_TELLING:
         return None
     return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.machine.gpus})
@@ -184,26 +183,20 @@ _GPU_IN_CORES = 200.0  # some 10 TFLOP/s in training against 50 GFLOP/s of a cor
 def stop_others(m: Measured) -> Remedy | None:
     others, on_gpu = m.machine.cores_others, on_gpu_of_others(m)
     if on_gpu > waiting_for_cores(m):
-        return make_remedy(m, "stop-others", "have the GPU alone", around(without(on_gpu), "device-bound"))
+        return make_remedy(m, "stop-others", "have the GPU alone", (around(without(on_gpu)), None))
     if others < 0.1 * m.machine.cores:
         return None
-    then = m.pipeline.with_(cores=m.machine.cores)
     # What waited for a core no longer does; our own processes beyond the cores go on waiting for each other.
-    prediction = around(without(waiting_for_cores(m)), then.slowest)
-    return make_remedy(
-        m,
-        "stop-others",
-        f"have the machine alone: other processes use {others:.1f} of {m.machine.cores:.0f} cores",
-        prediction,
-        then,
-    )
+    alone = around(without(waiting_for_cores(m))), m.pipeline.with_(cores=m.machine.cores)
+    title = f"have the machine alone: other processes use {others:.1f} of {m.machine.cores:.0f} cores"
+    return make_remedy(m, "stop-others", title, alone)
 
 
 def use_less_memory(m: Measured) -> Remedy | None:
     if m.samples.cost is None or not m.machine.memory_limit_bytes or m.samples.cost.major_faults < 0.5:
         return None
-    prediction, then = change(m, fetch_blocked_s=0.0)
-    return make_remedy(m, "use-less-memory", "use less memory, or ask for more (--mem)", prediction, then)
+    title = "use less memory, or ask for more (--mem)"
+    return make_remedy(m, "use-less-memory", title, change(m, fetch_blocked_s=0.0))
 
 
 def use_gpu(m: Measured) -> Remedy | None:
@@ -211,8 +204,9 @@ def use_gpu(m: Measured) -> Remedy | None:
     if m.machine.gpus == 0 or m.training.is_on_gpu:
         return None
     faster = min(max(_GPU_IN_CORES / m.machine.cores, 5.0), 50.0)
-    prediction, then = change(m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0)
     return make_remedy(
-        m, "use-gpu", "compute on the GPU", prediction, then, change="model.to('cuda'), batch.to('cuda')",
+        m, "use-gpu", "compute on the GPU",
+        change(m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0),
+        change="model.to('cuda'), batch.to('cuda')",
         note=f"assumes that the GPU computes this model {faster:.0f} times as fast as these cores",
     )  # fmt: skip

@@ -11,16 +11,16 @@ from feedrate.doctor.findings import loop
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
-    capped,
+    lost,
     of_loader,
-    percent,
+    share_of,
     wait_words,
     waits_for_data,
 )
 from feedrate.doctor.findings.loader import STARVED_GAIN, word_storage
-from feedrate.doctor.findings.prediction import change, make_remedy, saved_by, saved_without, shortened
+from feedrate.doctor.findings.prediction import become, change, make_remedy, save, shortened
 from feedrate.doctor.results import Remedy
-from feedrate.model.pipeline import Prediction, predict_change
+from feedrate.model.pipeline import Prediction
 from feedrate.units import format_bytes, format_count, format_seconds
 
 MANY_BY_PILLOW = 0.05  # of the images: from here on it is worth a word
@@ -30,28 +30,25 @@ def find_slow_storage(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
     if sample is None or stages is None or not waits_for_data(m):
         return None
-    blocked = m.samples.read_blocked
-    share = capped(m, saved_without(m, blocked))
+    blocked_s = m.samples.read_blocked_s
+    share = share_of(m, Cost(blocked_s=blocked_s))
     if share < WORTH_TELLING:
         return None
-    lines = [wait_words(m)]
+    lines, drain, again = [wait_words(m)], m.experiments.drain, m.experiments.again
     if m.loader.get("remote"):
-        of_stages = percent(stages.share("fetch"))
-        lines.insert(0, f"the loader's threads wait {of_stages} of their time for what is fetched")
+        waiting = f"the loader's threads wait {stages.share('fetch'):.0%} of their time"
+        lines.insert(0, f"{waiting} for what is fetched")
         if stages.requests:
-            size = format_bytes(stages.fetched_bytes)
-            lines.insert(
-                1, f"{size} a batch come in {stages.requests:.0f} requests from {m.loader.get('pack')}"
-            )
+            came = f"{format_bytes(stages.fetched_bytes)} a batch come in {stages.requests:.0f} requests"
+            lines.insert(1, f"{came} from {m.loader.get('pack')}")
         cause = "The pack is remote, and its bytes come slower than they are used."
     else:
-        drain, again = m.experiments.drain, m.experiments.again
         if drain is not None and again is not None:
             took = f"a batch takes {format_seconds(drain.seconds)}"
             lines.insert(0, f"{took}, {format_seconds(again.seconds)} when its bytes are in memory")
         lines.insert(1, word_storage(m))
         cause = "Reading is slow: the storage gives no more."
-    numbers = {"blocked_s": blocked.blocked_s, "read_bytes": sample.read_bytes}
+    numbers = {"blocked_s": blocked_s, "read_bytes": sample.read_bytes}
     return of_loader(m, share, lines, numbers, cause)
 
 
@@ -60,18 +57,18 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     if sample is None or stages is None or not waits_for_data(m):
         return None
     decode = m.samples.decoding
-    share = capped(m, saved_without(m, Cost(decode.cpu_s)))
+    share = share_of(m, Cost(decode.cpu_s))
     if share < WORTH_TELLING:
         return None
-    took, of_stages = format_seconds(decode.cpu_s), percent(stages.share("read and decode"))
     lines = [
-        f"reading and decoding are {of_stages} of the loader's work ({_threads(m)}), {took} of CPU a sample"
+        f"reading and decoding are {stages.share('read and decode'):.0%} of the loader's work "
+        f"({_threads(m)}), {format_seconds(decode.cpu_s)} of CPU a sample"
     ]
     if stages.by_pillow >= MANY_BY_PILLOW:
         why = f" ({stages.reasons[0]})" if stages.reasons else ""
-        lines.append(f"{percent(stages.by_pillow)} of the images go through Pillow, which is slower{why}")
+        lines.append(f"{stages.by_pillow:.0%} of the images go through Pillow, which is slower{why}")
     if stages.cached_share is not None:
-        lines.append(f"{percent(stages.cached_share)} of the samples are in the cache by now")
+        lines.append(f"{stages.cached_share:.0%} of the samples are in the cache by now")
     lines.append(wait_words(m))
     numbers = {"decode_cpu_s": decode.cpu_s, "by_pillow": round(stages.by_pillow, 4)}
     cause = "The loader decodes on the cores that it has, and the device is faster than they are."
@@ -83,14 +80,14 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     if sample is None or stages is None or not waits_for_data(m):
         return None
     own = m.samples.transforming.plus(sample.kind("collate"))
-    share = capped(m, saved_without(m, own))
+    share = share_of(m, own)
     in_python = stages.share("transform", "collate")
     if share < WORTH_TELLING or in_python < WORTH_TELLING:
         return None
     name = m.loader.get("transform")
     what = f"transform={name}" if name else "collate="
     lines = [
-        f"{what}, and making batches of what it returns, are {percent(in_python)} of the loader's work "
+        f"{what}, and making batches of what it returns, are {in_python:.0%} of the loader's work "
         f"({_threads(m)}), {format_seconds(own.cpu_s)} of CPU a sample",
         wait_words(m),
     ]
@@ -117,8 +114,7 @@ def find_few_threads(m: Measured) -> Evidence | None:
     )
     numbers = {"threads": m.loader.threads, "better_threads": cores, "gain": round(gain, 3)}
     cause = "Cores stand idle while the training waits for its batches."
-    share = capped(m, saved_by(gain))
-    return of_loader(m, share, lines, numbers, cause, "Too few threads")
+    return of_loader(m, lost(m, gain), lines, numbers, cause, "Too few threads")
 
 
 def has_few_threads(m: Measured) -> bool:
@@ -149,18 +145,17 @@ def _threads(m: Measured) -> str:
     return format_count(m.loader.threads, "thread")
 
 
-_NONE = Prediction(1.0, 1.0, 1.02, "")
+_NONE = Prediction(1.0, 1.0, 1.02)
 
 
 def use_more_threads(m: Measured) -> Remedy | None:
     """As many threads as cores, where somebody asked for fewer."""
     if not has_few_threads(m):
         return None
-    now, cores = m.pipeline, int(m.machine.cores)
-    then = now.with_(workers=cores * m.each_worker)
+    cores = int(m.machine.cores)
     return make_remedy(
         m, "more-threads", f"use {cores} threads instead of {m.loader.threads}",
-        predict_change(now, then, m.loop.step_s), then,
+        become(m, m.pipeline.with_(workers=cores * m.each_worker)),
         change="Loader(...) without threads=: as many as there are cores",
     )  # fmt: skip
 
@@ -170,11 +165,10 @@ def normalise_pack(m: Measured) -> Remedy | None:
     stages, images = m.samples.stages, m.tried.images
     if stages is None or images is None or not images.left or stages.by_pillow < MANY_BY_PILLOW:
         return None
-    saved = m.samples.decoding.cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
-    prediction, then = change(m, fetch_cpu_s=m.pipeline.fetch_cpu_s - saved * m.loop.samples_per_step)
+    saved_s = m.samples.decoding.cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
     return make_remedy(
-        m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", prediction, then,
-        decode_s=m.samples.decoding.cpu_s - saved,
+        m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", save(m, saved_s),
+        decode_s=m.samples.decoding.cpu_s - saved_s,
         command="feedrate pack SOURCE PACK --normalise",
         note=f"{stages.by_pillow:.0%} of the images are {images.others}; "
         + ("no pixel changes" if images.is_lossless else "changes pixels; with --raw, none"),
@@ -188,12 +182,8 @@ def cache_samples(m: Measured) -> Remedy | None:
         return None
     if images.cached_share is None:
         return None
-    saved = m.samples.decoding.cpu_s * (1 - min(images.cached_share, 1.0))
-    blocked = 0.0 if loader.get("remote") else m.samples.read_blocked.blocked_s
-    now, n = m.pipeline, m.loop.samples_per_step
-    prediction, then = change(
-        m, fetch_cpu_s=now.fetch_cpu_s - saved * n, fetch_blocked_s=now.fetch_blocked_s - blocked * n
-    )
+    saved_s = m.samples.decoding.cpu_s * (1 - min(images.cached_share, 1.0))
+    prediction, then = save(m, saved_s, 0.0 if loader.get("remote") else m.samples.read_blocked_s)
     limit, note = m.machine.memory_limit_bytes, "whether the decoded samples fit in memory is unknown"
     size = format_bytes(images.decoded_bytes)
     if limit:
@@ -203,8 +193,8 @@ def cache_samples(m: Measured) -> Remedy | None:
         if not fits:
             prediction = _NONE
     return make_remedy(
-        m, "cache-in-memory", "keep decoded samples in memory, from the second epoch on", prediction, then,
-        decode_s=m.samples.decoding.cpu_s - saved,
+        m, "cache-in-memory", "keep decoded samples in memory, from the second epoch on", (prediction, then),
+        decode_s=m.samples.decoding.cpu_s - saved_s,
         change="Loader(..., cache=feedrate.Cache())",
         note=f"{note}; the first epoch decodes whole images",
     )  # fmt: skip
@@ -213,15 +203,11 @@ def cache_samples(m: Measured) -> Remedy | None:
 def load_to_device(m: Measured) -> Remedy | None:
     """Batches that arrive on the GPU, copied beside the training."""
     copying = m.loop.per_step("copy")
-    if (
-        not m.training.is_on_gpu
-        or m.loader.get("device")
-        or m.loader.get("framework")
-        or copying < 0.02 * m.loop.step_s
-    ):
+    if not m.training.is_on_gpu or m.loader.get("device") or m.loader.framework:
         return None
-    prediction, then = change(m, device_s=shortened(m, copying))
+    if copying < 0.02 * m.loop.step_s:
+        return None
     return make_remedy(
         m, "batches-on-device", "let batches arrive on the GPU, copied while the last one trains",
-        prediction, then, change='Loader(..., device="cuda")',
+        change(m, device_s=shortened(m, copying)), change='Loader(..., device="cuda")',
     )  # fmt: skip

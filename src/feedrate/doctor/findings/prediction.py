@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Pipeline, Prediction, predict_change
 
@@ -41,7 +40,15 @@ def next_bottleneck(m: Measured, then: Pipeline, decode_s: float | None = None) 
     return max(costs, key=lambda code: min(costs[code], then.fetch_s))
 
 
-def change(m: Measured, **changes: float) -> tuple[Prediction, Pipeline]:
+Changed = tuple[Prediction, Pipeline]  # what a run would be, and its pipeline then
+
+
+def become(m: Measured, then: Pipeline, now: Pipeline | None = None) -> Changed:
+    """Predict the run with another pipeline; `now`: in the place of its present one."""
+    return predict_change(now or m.pipeline, then, m.loop.step_s), then
+
+
+def change(m: Measured, **changes: float) -> Changed:
     """Predict the run with some of its pipeline's times changed (never below zero)."""
     now = m.pipeline
     if "device_s" in changes and now.device_s > 0:
@@ -55,7 +62,15 @@ def change(m: Measured, **changes: float) -> tuple[Prediction, Pipeline]:
             m.loop.epochs / len(m.loop.steps) * min(m.loop.each("epoch-start", m.loop.epochs), now.fetch_s)
         )
         then = then.with_(between_s=max(then.between_s - pauses * (1 - then.fetch_s / now.fetch_s), 0.0))
-    return predict_change(now, then, m.loop.step_s), then
+    return become(m, then)
+
+
+def save(m: Measured, cpu_s: float = 0.0, blocked_s: float = 0.0) -> Changed:
+    """Predict the run in which a sample takes so much less."""
+    now, n = m.pipeline, m.loop.samples_per_step
+    return change(
+        m, fetch_cpu_s=now.fetch_cpu_s - cpu_s * n, fetch_blocked_s=now.fetch_blocked_s - blocked_s * n
+    )
 
 
 def tried_gain(m: Measured, workers: int) -> float:
@@ -80,31 +95,20 @@ def shortened(m: Measured, seconds: float) -> float:
     return m.device_s * max(1.0 - seconds / max(m.loop.own_s - m.loop.exposed_s, 1e-9), 0.0)
 
 
-def saved_without(m: Measured, cost: Cost) -> float:
-    """Return the share of the time that would be saved if samples cost that much less, by the model alone."""
-    now, n = m.pipeline, m.loop.samples_per_step
-    then = now.with_(
-        fetch_cpu_s=max(now.fetch_cpu_s - cost.cpu_s * n, 0.0),
-        fetch_blocked_s=max(now.fetch_blocked_s - cost.blocked_s * n, 0.0),
-    )
-    return max(1.0 - 1.0 / now.gain_of(then), 0.0)
-
-
 def make_remedy(
     m: Measured,
     name: str,
     title: str,
-    prediction: Prediction,
-    then: Pipeline | None = None,
+    changed: tuple[Prediction, Pipeline | None],
     *,
     decode_s: float | None = None,
     **rest: str | None,
 ) -> Remedy:
-    speedup = prediction.speedup
+    prediction, then = changed
     return Remedy(
         name=name,
         title=title,
-        predicted_speedup=round(speedup, 3),
+        predicted_speedup=round(prediction.speedup, 3),
         low=round(prediction.low, 3),
         high=round(prediction.high, 3),
         next_bottleneck=next_bottleneck(m, then, decode_s) if then is not None else None,

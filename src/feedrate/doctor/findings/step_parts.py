@@ -7,8 +7,6 @@ from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.stacks import Looks, source_of
 
 _FRESH = 1.3  # a batch that was just made is copied slower than a buffer that was copied before
-
-
 _WRITING = (
     "write(", "writerow", "flush(", "fsync", "save(", "dump(", "savez", "savefig", "to_csv", "imwrite",
     "print(",
@@ -45,12 +43,7 @@ def freeing_s(m: Measured) -> float:
 
 def header_share(m: Measured, looks: Looks) -> float:
     """Return the share of the looks that fell on `for batch in loader:`."""
-    asked_at = m.loader.batch.get("asked_at")
-    return sum(
-        share
-        for line, share in looks.lines.items()
-        if (line == asked_at if asked_at else source_of(line).startswith("for "))
-    )
+    return looks.lines.get(str(m.loader.batch.get("asked_at")), 0.0)
 
 
 def sync_s(m: Measured) -> float:
@@ -59,9 +52,7 @@ def sync_s(m: Measured) -> float:
     if not timed:
         return 0.0
     # After a wait the device idles until it is given work again: no longer than it takes to give it a step.
-    given = (
-        sum(m.loop.per_step(part) for part in ("forward", "backward", "optimizer", "copy")) + m.loop.other_s
-    )
+    given = m.loop.computing_s + m.loop.per_step("copy") + m.loop.other_s
     return min(timed + _beside_s(m, "sync"), m.loop.syncs * given)
 
 
@@ -111,8 +102,7 @@ def launching_s(m: Measured) -> float:
     """
     if not m.training.is_on_gpu or m.machine.gpu_utilisation is None:
         return 0.0
-    given = sum(m.loop.per_step(part) for part in ("forward", "backward", "optimizer"))
-    return max(given - m.machine.gpu_utilisation * m.loop.step_s, 0.0)
+    return max(m.loop.computing_s - m.machine.gpu_utilisation * m.loop.step_s, 0.0)
 
 
 def idle_share(m: Measured) -> float | None:
