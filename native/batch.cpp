@@ -7,6 +7,7 @@
 #include <new>
 
 #include "bytes.h"
+#include "colour.h"
 #include "crc32c.h"
 #include "level.h"
 #include "raw.h"
@@ -87,7 +88,7 @@ Outcome crop_raw(Files& files, const DecodeRequest& r, int64_t i, const Target& 
 Outcome decode_sample(Files& files, const DecodeRequest& r, int64_t i, uint8_t* out) {
     Worker& mine = worker();
     const auto filter = static_cast<Filter>(r.filters[i]);
-    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, filter, r.before_13};
+    const Target target{out, r.height, r.width, r.channels, r.flips[i] != 0, filter, order_of(r.before_13)};
     if (r.raw[i]) return crop_raw(files, r, i, target);
     const bool enters = r.entries.file && r.entries.length[i] != 0;
     uint32_t crc = 0, entries_crc = 0;
@@ -169,10 +170,14 @@ Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& targ
 Outcome resize_one(const uint8_t* pixels, int width, const Box& box, const Target& target) {
     return guarded([&]() -> Outcome {
         Resizer& resizer = worker().resizer;
-        const int count = box.right - box.left;
-        resizer.begin(count, box.bottom - box.top, target);
-        for (int64_t y = box.top; y < box.bottom; ++y) {
-            level().spread_rgb(pixels + (y * width + box.left) * 3, count, resizer.line());
+        const Box part = resizer.begin(box.right - box.left, box.bottom - box.top, target);
+        const int count = part.right - part.left, channels = target.channels;
+        for (int64_t y = box.top + part.top; y < box.top + part.bottom; ++y) {
+            const uint8_t* line = pixels + (y * width + box.left + part.left) * channels;
+            if (channels == 3)
+                level().spread_rgb(line, count, resizer.line());
+            else
+                write_gray_pixels(line, count, resizer.line());
             resizer.push();
         }
         resizer.trim(kBufferLimit);

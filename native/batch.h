@@ -26,7 +26,7 @@ struct DecodeRequest {
     const int32_t* boxes;  // left, top, right, bottom
     const uint8_t* flips;
     const uint8_t* filters;  // by Pillow's numbers
-    bool before_13;          // as Target has it
+    bool before_13;          // Pillow's order of passes, for filters with lobes
     uint8_t* out;            // count x height x width x channels
     int height, width, channels;
     const uint8_t* raw;   // per sample: the image is raw rows, and its entry their table (raw.h); 0: an image file
@@ -67,7 +67,7 @@ Outcome profile_one(Bytes file, Bytes entries, const Box& box, const Target& tar
 // One image in memory; catches what the batch catches.
 Outcome decode_one(Bytes file, Bytes entries, const Box& box, const Target& target);
 
-// The same of RGB pixels in memory, rows of `width`; the box lies inside.
+// The same of pixels in memory, of the target's channels, rows of `width`; the box lies inside.
 Outcome resize_one(const uint8_t* pixels, int width, const Box& box, const Target& target);
 
 }  // namespace feedrate

@@ -209,21 +209,21 @@ Outcome Decoder::decode(Bytes file, uint32_t file_crc, Bytes entries, const Box&
     if (outcome.ok()) outcome = make_tables(s.header, true, s.tables);
     if (!outcome.ok()) return outcome;
     for (Entropy& one : s.entropy) one.start(file.data, s.header, s.tables);
-    s.box = box;
+    const Box part = s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
+    s.box = {box.left + part.left, box.top + part.top, box.left + part.right, box.top + part.bottom};
     s.gray = target.channels == 1;
     s.wanted_blocks = last == Stage::huffman ? Blocks::store : Blocks::transform;
-    s.rows = needed_rows(box, s.header), s.columns = needed_columns(box, s.header);
+    s.rows = needed_rows(s.box, s.header), s.columns = needed_columns(s.box, s.header);
     s.take_memory();
-    s.resizer.begin(box.right - box.left, box.bottom - box.top, target);
     if (last == Stage::headers) return {};
-    int y = box.top;
+    int y = s.box.top;
     // Two rows at once need to know where the second begins.
     const int most = s.entries.empty() ? 1 : 2;
     for (int row = s.rows.begin, count; row < s.rows.end; row += count) {
         count = std::min(most, s.rows.end - row);
         if (outcome = s.decode_rows(row, count); !outcome.ok()) return outcome;
         if (last < Stage::colour) continue;
-        for (const int stop = std::min(s.lines_ready(row + count), box.bottom); y < stop; ++y) {
+        for (const int stop = std::min(s.lines_ready(row + count), s.box.bottom); y < stop; ++y) {
             s.write_line(y, s.resizer.line());
             if (last == Stage::resize) s.resizer.push();
         }

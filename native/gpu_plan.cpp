@@ -149,7 +149,7 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
     GpuImage& image = s.image;
     const Box box = box_of(r, i);
     const auto filter = static_cast<Filter>(r.filters[i]);
-    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, r.before_13};
+    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, order_of(r.before_13)};
     image.sample = static_cast<int>(i);
     image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
     image.flip = target.flip, image.filter = r.filters[i],

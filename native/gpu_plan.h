@@ -34,7 +34,7 @@ struct GpuRequest {
     const int32_t* boxes;  // left, top, right, bottom
     const uint8_t* flips;
     const uint8_t* filters;  // by Pillow's numbers
-    bool before_13;          // as Target has it
+    bool before_13;          // Pillow's order of passes, for filters with lobes
     int height, width;       // of all outputs
     int64_t most_memory;     // bytes on the device that all buffers together may take
 };

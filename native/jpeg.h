@@ -76,6 +76,10 @@ Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_e
 // is taken.
 bool is_possible(const Header& header);
 
+// The offset behind the marker that ends the image, or 0 if another one ends its data. The header is of parse_jpeg,
+// which was asked for the end.
+size_t end_of_image(Bytes file, const Header& header);
+
 // "4:2:0", "gray", ...
 const char* sampling_name(const Header& header);
 
@@ -109,13 +113,27 @@ Span needed_columns(const Box& box, const Header& header);
 enum class Filter : uint8_t { nearest, lanczos, bilinear, bicubic, box, hamming };
 constexpr int kFilters = 6;
 
+// Which of Pillow's passes comes first where a resize needs both (resize.cpp).
+enum class Order : uint8_t { pillow_13, across_if_lobes, across };
+// What packs are loaded with.
+inline Order order_of(bool before_13) { return before_13 ? Order::across_if_lobes : Order::pillow_13; }
+
+// What is kept of a larger result: Pillow's resize((width, height), filter, box=reach).crop(window).
+struct Excerpt {
+    int width, height;
+    float reach[4];  // left, top, right, bottom in pixels of the crop, inside it, not empty
+    Box window;      // inside the result
+};
+
 // Where the pixels go: height x width x channels, channels 1 (gray, as Pillow's "L") or 3 (RGB).
 struct Target {
     uint8_t* pixels;
     int height, width, channels;
     bool flip;
     Filter filter = Filter::bilinear;
-    bool before_13 = false;  // Pillow's order of passes, where it shows (resize.cpp)
+    Order order = Order::pillow_13;
+    bool upside_down = false;
+    const Excerpt* excerpt = nullptr;  // null: all of the crop becomes all of the target
 };
 
 // How far a decode goes. All but the last are for measuring: the time of a stage is what it adds.

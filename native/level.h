@@ -29,6 +29,16 @@ struct SplitFour {
     int16_t low[4];  // of taps 0, 2, 1, 3
 };
 
+// What becomes of one dimension.
+struct Side {
+    int in, out;          // pixels before and after
+    double from, length;  // of those before, what counts as all of them: Pillow's box, whose numbers are floats
+    Span kept;            // of those after
+
+    // Whether pixels only move: whatever the filter, each has one weight.
+    bool is_moved() const { return from == static_cast<int>(from) && length == out; }
+};
+
 // One dimension of a resize: for every output pixel the first input pixel, how many, and their weights.
 struct Taps {
     int width = 0;  // weights per output pixel, a multiple of four, the unused ones zero
@@ -39,7 +49,9 @@ struct Taps {
     int groups = 0;
     std::vector<SplitFour> split;
 
-    void make(int in_size, int out_size, Filter filter);
+    void make(const Side& side, Filter filter);
+    // The input pixels that are needed. They are counted from the first of them afterwards.
+    Span move_to_first();
     void make_groups();
 };
 constexpr int kWeightBits = 32 - 8 - 2;  // Pillow's

@@ -22,6 +22,7 @@
 #include "jpeg.h"
 #include "level.h"
 #include "members.h"
+#include "table.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -67,8 +68,74 @@ Target target_from(const Array<uint8_t>& out, const nb::tuple& shape, int channe
     need(height > 0 && width > 0 && (channels == 1 || channels == 3),
          is_given ? "shape must be height and width" : "shape must be height, width and 1 or 3");
     need(out.shape(0) == product(height, width, channels), "out has the wrong size");
-    return {out.data(), height, width, channels, flip, static_cast<Filter>(filter), before};
+    return {out.data(), height, width, channels, flip, static_cast<Filter>(filter), order_of(before)};
 }
+
+// What a feedrate.kernel.Recipe says, whose members come in this order: mode, crop, size, filter, reach, window,
+// mirrored, upside_down. Checked, but for whether the crop lies inside the image.
+class Drawing {
+public:
+    Box crop;
+
+    Drawing(const nb::tuple& recipe, bool across_first, const Array<uint8_t>& out) : crop(box_from(recipe[1])) {
+        need(nb::len(recipe) == 8, "a recipe has eight members");
+        const auto mode = nb::cast<std::string>(recipe[0]);
+        const auto filter = nb::cast<int>(recipe[3]);
+        need(mode == "RGB" || mode == "L", "a recipe's mode must be RGB or L");
+        need(filter >= 0 && filter < kFilters, "the kernel does not have this filter");
+        // The limits of a decoder; differences stay within an int.
+        need(crop.left >= 0 && crop.top >= 0 && crop.left < crop.right && crop.top < crop.bottom &&
+                 crop.right <= kMost && crop.bottom <= kMost,
+             "the crop is empty, or not inside an image");
+        read_size(recipe[2], recipe[4], recipe[5]);
+        const Box& window = excerpt_.window;
+        target_ = {out.data(),
+                   window.bottom - window.top,
+                   window.right - window.left,
+                   mode == "L" ? 1 : 3,
+                   nb::cast<bool>(recipe[6]),
+                   static_cast<Filter>(filter),
+                   across_first ? Order::across : Order::pillow_13,
+                   nb::cast<bool>(recipe[7])};
+        need(window.pixels() <= kMaxCropPixels &&
+                 out.shape(0) == product(target_.height, target_.width, target_.channels),
+             "out has the wrong size");
+    }
+
+    // Of this object, which has to live as long.
+    Target target() const {
+        Target target = target_;
+        target.excerpt = &excerpt_;
+        return target;
+    }
+
+private:
+    static constexpr int kMost = 1 << 24;  // floats count pixels exactly up to here
+
+    void read_size(nb::handle size, nb::handle reach, nb::handle window) {
+        const int width = crop.right - crop.left, height = crop.bottom - crop.top;
+        Excerpt& e = excerpt_;
+        e = {width, height, {0, 0, static_cast<float>(width), static_cast<float>(height)}, {}};
+        if (!size.is_none()) e.width = nb::cast<int>(size[0]), e.height = nb::cast<int>(size[1]);
+        need(e.width > 0 && e.height > 0 && e.width <= kMost && e.height <= kMost,
+             "the size must be 1 to 16,777,216 pixels to each side");
+        if (!reach.is_none()) {
+            need(!size.is_none(), "a recipe of no size has no reach");
+            for (int i = 0; i < 4; ++i) e.reach[i] = static_cast<float>(nb::cast<double>(reach[i]));
+            // Written so that NaN is refused.
+            need(e.reach[0] >= 0 && e.reach[1] >= 0 && e.reach[0] < e.reach[2] && e.reach[1] < e.reach[3] &&
+                     e.reach[2] <= width && e.reach[3] <= height,
+                 "the reach is empty, or not inside the crop");
+        }
+        e.window = window.is_none() ? Box{0, 0, e.width, e.height} : box_from(nb::cast<nb::tuple>(window));
+        need(e.window.left >= 0 && e.window.top >= 0 && e.window.left < e.window.right &&
+                 e.window.top < e.window.bottom && e.window.right <= e.width && e.window.bottom <= e.height,
+             "the window is empty, or not inside the size");
+    }
+
+    Excerpt excerpt_{};
+    Target target_{};
+};
 
 void need_filters(const Array<const uint8_t>& filters, size_t count) {
     const auto is_known = [](uint8_t one) { return one < kFilters; };
@@ -226,6 +293,7 @@ nb::tuple probe_door(Array<const uint8_t> data) {
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height);
 }
 
+// (status, words, width, height, sampling, entries, end of the image)
 nb::tuple scan_door(Array<const uint8_t> data, int64_t bytes_per_entry) {
     need(bytes_per_entry > 0, "bytes_per_entry must be at least 1");
     Header header;
@@ -235,7 +303,8 @@ nb::tuple scan_door(Array<const uint8_t> data, int64_t bytes_per_entry) {
         return scan_jpeg(file.data, file.size, crc32c(file.data, file.size, 0), header, entries, bytes_per_entry);
     });
     return nb::make_tuple(static_cast<int>(outcome.status), words(outcome), header.width, header.height,
-                          outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()));
+                          outcome.ok() ? sampling_name(header) : "", nb::bytes(entries.data(), entries.size()),
+                          outcome.ok() ? end_of_image(file, header) : 0);
 }
 
 nb::tuple decode_one_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple box, Array<uint8_t> out,
@@ -255,6 +324,36 @@ void resize_one_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple box,
     need(b.left >= 0 && b.top >= 0 && b.left < b.right && b.top < b.bottom && b.right <= width && b.bottom <= height,
          "the box is not inside the pixels");
     need_memory(without_gil([&] { return resize_one(pixels.data(), width, b, target); }));
+}
+
+nb::tuple draw_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple recipe, bool across_first,
+                    Array<uint8_t> out) {
+    const Drawing drawing(recipe, across_first, out);
+    const Target target = drawing.target();
+    return as_tuple(without_gil([&] { return decode_one(bytes_of(data), bytes_of(entries), drawing.crop, target); }));
+}
+
+// The same of pixels of the recipe's mode, `size` their height and width.
+void draw_from_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple recipe, bool across_first,
+                    Array<uint8_t> out) {
+    const Drawing drawing(recipe, across_first, out);
+    const Target target = drawing.target();
+    const auto height = nb::cast<int>(size[0]), width = nb::cast<int>(size[1]);
+    need(height > 0 && width > 0 && pixels.shape(0) == product(height, width, target.channels),
+         "pixels have the wrong size");
+    need(drawing.crop.right <= width && drawing.crop.bottom <= height, "the crop is not inside the pixels");
+    need_memory(without_gil([&] { return resize_one(pixels.data(), width, drawing.crop, target); }));
+}
+
+// `table` has 256 numbers per channel; `planar`: those of one channel together.
+void apply_table_door(Array<const uint8_t> pixels, int channels, Array<const float> table, bool planar,
+                      Array<float> out) {
+    const size_t count = pixels.shape(0);
+    need((channels == 1 || channels == 3) && count % static_cast<size_t>(channels) == 0 && out.shape(0) == count &&
+             table.shape(0) == 256 * static_cast<size_t>(channels),
+         "arrays differ in length");
+    nb::gil_scoped_release release;
+    apply_table(pixels.data(), count / static_cast<size_t>(channels), channels, table.data(), planar, out.data());
 }
 
 // (status, words, seconds up to and including each step)
@@ -518,6 +617,9 @@ NB_MODULE(_native, m) {
     m.def("to_baseline", &to_baseline_door);
     m.def("decode_one", &decode_one_door);
     m.def("resize_one", &resize_one_door);
+    m.def("draw", &draw_door);
+    m.def("draw_from", &draw_from_door);
+    m.def("apply_table", &apply_table_door);
     m.def("profile_one", &profile_door);
     m.def("decode_batch", &decode_batch_door, "files"_a, "images"_a, "entries"_a.none(), "boxes"_a, "flips"_a,
           "filters"_a, "before_13"_a, "out"_a, "shape"_a, "raw"_a, "pool"_a.none(), "bytes_read"_a, "details"_a);

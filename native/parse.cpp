@@ -168,6 +168,11 @@ Outcome parse_jpeg(const uint8_t* data, size_t size, Header& header, bool find_e
     return {};
 }
 
+size_t end_of_image(Bytes file, const Header& header) {
+    const uint8_t* name = skip_fill(file.data + header.scan_end, file.end());
+    return name != file.end() && *name == kEoi ? static_cast<size_t>(name + 1 - file.data) : 0;
+}
+
 const char* sampling_name(const Header& header) {
     if (header.component_count == 1) return "gray";
     if (header.half_width) return header.half_height ? "4:2:0" : "4:2:2";

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights follow Pillow's rule (Resample.c): a curve as wide as the scale, normalised, in fixed point of 22 bits; eight
-// bits between the passes. The order of the passes shows in the last bit. It is that of Pillow 13, found by trying
-// sizes. Earlier versions begin with the horizontal pass: at most one level of difference, but many at edges for
-// filters with weights below zero. For those, the order of the installed Pillow is taken.
+// bits between the passes. The order of the passes shows in the last bit. Pillow 13 decides by the sizes of the whole
+// image and the whole result. Earlier versions begin with the horizontal pass: at most one level of difference, but
+// many at edges for filters with weights below zero. Order::across_if_lobes is theirs for those filters alone, which is
+// how packs are loaded.
 #include "resize.h"
 
 #include <algorithm>
@@ -47,26 +48,41 @@ double support_of(Filter filter) {
     }
 }
 
-double support_in(int in_size, int out_size, Filter filter) {
-    return support_of(filter) * std::max(static_cast<double>(in_size) / out_size, 1.0);
-}
+double support_in(double scale, Filter filter) { return support_of(filter) * std::max(scale, 1.0); }
 
 int32_t to_fixed(double share) { return static_cast<int32_t>((share < 0 ? -0.5 : 0.5) + share * (1 << kWeightBits)); }
 
+Side side_of(int in_size, const Target& target, bool is_down) {
+    const int size = is_down ? target.height : target.width;
+    if (!target.excerpt) return {in_size, size, 0, static_cast<double>(in_size), {0, size}};
+    const Excerpt& e = *target.excerpt;
+    const float from = e.reach[is_down], to = e.reach[2 + is_down];
+    const Span kept = is_down ? Span{e.window.top, e.window.bottom} : Span{e.window.left, e.window.right};
+    return {in_size, is_down ? e.height : e.width, from, to - from, kept};
+}
+
+// Of a dimension whose pixels only move, those that stay.
+Span moved(const Side& side) {
+    const int by = static_cast<int>(side.from);
+    return {side.kept.begin + by, side.kept.end + by};
+}
+
 }  // namespace
 
-void Taps::make(int in_size, int out_size, Filter filter) {
-    const double scale = static_cast<double>(in_size) / out_size;
+void Taps::make(const Side& side, Filter filter) {
+    const int in_size = side.in;
+    const double scale = side.length / side.out;
     const double filter_scale = std::max(scale, 1.0);
-    const double support = support_in(in_size, out_size, filter);
+    const double support = support_in(scale, filter);
     const bool is_nearest = filter == Filter::nearest;
     width = is_nearest ? kGroup : (static_cast<int>(std::ceil(support)) * 2 + kGroup) / kGroup * kGroup;
-    const size_t n = static_cast<size_t>(out_size);
+    const size_t n = static_cast<size_t>(side.kept.end - side.kept.begin);
     most = is_nearest;
     first.resize(n), count.resize(n), weight.assign(n * static_cast<size_t>(width), 0);
     if (is_nearest) {
         // One tap of weight one. Pillow adds the scale up, and rounding adds up with it (Geometry.c).
-        double center = scale * 0.5;
+        double center = side.from + scale * 0.5;
+        for (int i = 0; i < side.kept.begin; ++i) center += scale;
         for (size_t i = 0; i < n; ++i, center += scale) {
             first[i] = std::min(static_cast<int>(center), in_size - 1);
             count[i] = 1;
@@ -77,7 +93,7 @@ void Taps::make(int in_size, int out_size, Filter filter) {
     std::vector<double> w(static_cast<size_t>(width));
     const double step = 1.0 / filter_scale;
     for (size_t i = 0; i < n; ++i) {
-        const double center = (static_cast<double>(i) + 0.5) * scale;
+        const double center = side.from + (side.kept.begin + static_cast<double>(i) + 0.5) * scale;
         const int low = std::max(static_cast<int>(center - support + 0.5), 0);
         const int high = std::min(static_cast<int>(center + support + 0.5), in_size);
         double total = 0;
@@ -93,6 +109,12 @@ void Taps::make(int in_size, int out_size, Filter filter) {
         count[i] = high - low;
         most = std::max(most, count[i]);
     }
+}
+
+Span Taps::move_to_first() {
+    const Span span{first.front(), first.back() + count.back()};
+    for (int& one : first) one -= span.begin;
+    return span;
 }
 
 void Taps::make_groups() {
@@ -111,39 +133,50 @@ void Taps::make_groups() {
 
 int most_taps(int in_size, int out_size, Filter filter) {
     if (in_size == out_size || filter == Filter::nearest) return 1;
-    return static_cast<int>(std::ceil(support_in(in_size, out_size, filter))) * 2 + 1;
+    return static_cast<int>(std::ceil(support_in(static_cast<double>(in_size) / out_size, filter))) * 2 + 1;
 }
 
 bool is_down_first(int in_width, int in_height, const Target& target) {
-    const int fewer_rows = in_height - target.height, fewer_columns = in_width - target.width;
+    const Side across = side_of(in_width, target, false), down = side_of(in_height, target, true);
+    if (across.is_moved() || down.is_moved()) return !down.is_moved();
+    const int fewer_rows = in_height - down.out, fewer_columns = in_width - across.out;
     const bool has_lobes = target.filter == Filter::bicubic || target.filter == Filter::lanczos;
-    if (fewer_rows == 0 || fewer_columns == 0) return fewer_rows != 0;
-    return !(target.before_13 && has_lobes) && fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
+    if (target.order == Order::across || (target.order == Order::across_if_lobes && has_lobes)) return false;
+    return fewer_rows > 0 && fewer_rows > 2 * fewer_columns;
 }
 
-void Resizer::begin(int in_width, int in_height, const Target& target) {
+Box Resizer::begin(int in_width, int in_height, const Target& target) {
+    const Side across = side_of(in_width, target, false), down = side_of(in_height, target, true);
     target_ = target;
-    in_width_ = in_width;
-    in_height_ = in_height;
     pushed_ = stored_ = lowered_ = 0;
-    horizontal_ = in_width != target.width;
-    vertical_ = in_height != target.height;
+    horizontal_ = !across.is_moved();
+    vertical_ = !down.is_moved();
     lower_first_ = is_down_first(in_width, in_height, target);
+    Span columns{0, in_width}, rows{0, in_height};
     size_t spare = 0;  // taps of weight zero may read past the line
     if (horizontal_) {
-        across_.make(in_width, target.width, target.filter);
+        across_.make(across, target.filter);
+        if (target.excerpt) columns = across_.move_to_first();
         across_.make_groups();
         spare = 4 * static_cast<size_t>(across_.groups);
+    } else {
+        columns = moved(across);
     }
-    for (auto& line : line_) line.resize(padded(std::max(in_width, target.width)) + spare);
+    in_width_ = columns.end - columns.begin;
+    for (auto& line : line_) line.resize(padded(std::max(in_width_, target.width)) + spare);
     for (auto& line : narrow_) line.resize(padded(target.width));
     if (vertical_) {
-        down_.make(in_height, target.height, target.filter);
+        down_.make(down, target.filter);
+        if (target.excerpt) rows = down_.move_to_first();
         rows_.resize(static_cast<size_t>(down_.most));
         ring_lines_ = down_.most + 2;  // two are written at a time
-        ring_stride_ = padded(lower_first_ ? in_width : target.width);
+        ring_stride_ = padded(lower_first_ ? in_width_ : target.width);
         ring_.resize(ring_stride_ * static_cast<size_t>(ring_lines_));
+    } else {
+        rows = moved(down);
     }
+    in_height_ = rows.end - rows.begin;
+    return {columns.begin, rows.begin, columns.end, rows.end};
 }
 
 void Resizer::shrink_pair(const uint32_t* line0, const uint32_t* line1, uint32_t* out0, uint32_t* out1) {
@@ -197,7 +230,8 @@ void Resizer::lower_ready() {
 
 void Resizer::emit(const uint32_t* line, int y) {
     const size_t width = static_cast<size_t>(target_.width), channels = static_cast<size_t>(target_.channels);
-    uint8_t* out = target_.pixels + static_cast<size_t>(y) * width * channels;
+    const int row = target_.upside_down ? target_.height - 1 - y : y;
+    uint8_t* out = target_.pixels + static_cast<size_t>(row) * width * channels;
     if (channels == 3) return level().pack_rgb(line, width, target_.flip, out);
     for (size_t x = 0; x < width; ++x) out[x] = static_cast<uint8_t>(line[target_.flip ? width - 1 - x : x]);
 }

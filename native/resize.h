@@ -20,8 +20,9 @@ bool is_down_first(int in_width, int in_height, const Target& target);
 // vertical pass still needs are kept in a ring, so that memory does not grow with the height.
 class Resizer {
 public:
-    void begin(int in_width, int in_height, const Target& target);
-    // Where the caller writes the next line, in_width pixels; then it calls push(). After the last line all is written.
+    // Returns the part of an image of this size that has to come in: all of it, unless the target is an excerpt.
+    Box begin(int in_width, int in_height, const Target& target);
+    // Where the caller writes the next line of that part; then it calls push(). After the last line all is written.
     uint32_t* line() { return lower_first_ ? slot(stored_) : line_[pushed_ % 2].data(); }
     void push();
     void trim(size_t limit);

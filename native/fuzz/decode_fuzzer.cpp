@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// One input of the fuzzer: how to decode (8 bytes), then a JPEG. Decodes it from the top, with its own entry points and
-// with spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes. Then
-// the same bytes once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves. And
-// the JPEG is written again as baseline, turned by byte 1: what was read twice must be the same. Last the JPEG is
-// planned for a GPU, with its own entry points, with spoilt and with forged ones, into a buffer of the size asked for.
+// One input of the fuzzer: how to decode (18 bytes), then a JPEG. Decodes it from the top, with its own entry points
+// and with spoilt ones; beyond "no crash" it demands that entry points change no pixel and that a sound scan decodes.
+// An excerpt of a resize has to be what the whole has there, and what a resize of the decoded crop gives. Then the same
+// bytes once more as rows of a raw image, with a right table and a spoilt one, and as a table themselves. And the JPEG
+// is written again as baseline, turned by byte 1: what was read twice must be the same. Last the JPEG is planned for a
+// GPU, with its own entry points, with spoilt and with forged ones, into a buffer of the size asked for.
 //
 //   0  what the entries are: bit 0, spoil them; bits 1 to 7, where
 //   1  spoiling value; four times that is also how far apart entry points stand in bytes (0: as usual)
 //   2  box: left, top, right, bottom, as parts of 256 of the size
 //   6  output: low 5 bits height - 1, top bit gray; between them the low bits of the filter (0: bilinear)
 //   7  output: low 5 bits width - 1, top bit flip; between them the top bit of the filter, and Pillow's order before 13
+//   8  bit 0, the output is an excerpt; bit 1, of a reach; bit 2, upside down; bit 3, that order for all filters
+//   9  excerpt: by how much the whole is larger, width and height; then where in it, left and top, as parts of 256
+//  13  reach: left, top, right, bottom, as parts of 256 of the crop and of what is left of it; then unused
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -28,7 +32,12 @@
 
 using namespace feedrate;
 
+// Of everything that was decoded, so that builds can be compared with each other.
+uint32_t fuzz_checksum = 0;
+
 namespace {
+
+constexpr size_t kHead = 18;
 
 void demand(bool condition, const char* what) {
     if (condition) return;
@@ -68,6 +77,22 @@ std::string make_table(Bytes file, int channels, uint32_t width, uint32_t block_
     return table;
 }
 
+// A crop that was decoded already, resized.
+void resize(const std::vector<uint8_t>& pixels, int width, int height, const Target& target) {
+    static Resizer resizer;
+    const Box part = resizer.begin(width, height, target);
+    demand(part.left >= 0 && part.top >= 0 && part.left < part.right && part.top < part.bottom && part.right <= width &&
+               part.bottom <= height,
+           "what is needed lies inside");
+    for (int y = part.top; y < part.bottom; ++y) {
+        uint32_t* line = resizer.line();
+        const uint8_t* in = &pixels[(static_cast<size_t>(y) * static_cast<size_t>(width)) * 3];
+        for (int x = part.left; x < part.right; ++x)
+            line[x - part.left] = static_cast<uint32_t>(in[3 * x] | in[3 * x + 1] << 8 | in[3 * x + 2] << 16);
+        resizer.push();
+    }
+}
+
 Outcome crop_raw(Bytes file, std::string table, const Box& box, const Target& target) {
     static Resizer resizer;
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[table.size()]);
@@ -103,6 +128,49 @@ void try_raw(const uint8_t* input, Bytes file, const Target& target) {
     crop_raw(file, std::string(reinterpret_cast<const char*>(file.data), file.size), box, target);
 }
 
+// The window of a resize, of a reach perhaps, in three ways. The crop is known to decode.
+void try_excerpt(const uint8_t* input, Bytes file, const Box& box, Target target, Decoder& decoder) {
+    const int width = box.right - box.left, height = box.bottom - box.top;
+    Excerpt excerpt{target.width + input[9], target.height + input[10], {}, {}};
+    const int left = input[9] * input[11] / 255, top = input[10] * input[12] / 255;
+    excerpt.window = {left, top, left + target.width, top + target.height};
+    excerpt.reach[2] = static_cast<float>(width), excerpt.reach[3] = static_cast<float>(height);
+    for (int i = 0; i < 2 && input[8] & 2; ++i) {
+        float &from = excerpt.reach[i], &to = excerpt.reach[i + 2];
+        from = to * static_cast<float>(input[13 + i]) / 256;
+        to = std::min(from + (to - from) * static_cast<float>(input[15 + i] + 1) / 256, to);
+    }
+    const auto bytes = [](int wide, int high, int channels) {
+        return static_cast<size_t>(wide) * static_cast<size_t>(high) * static_cast<size_t>(channels);
+    };
+    const size_t row = bytes(target.width, 1, target.channels);
+    target.excerpt = &excerpt;
+    demand(decoder.decode(file, 0, {}, box, target).ok(), "an excerpt decodes");
+    fuzz_checksum = crc32c(target.pixels, row * static_cast<size_t>(target.height), fuzz_checksum);
+
+    Excerpt all = excerpt;
+    all.window = {0, 0, excerpt.width, excerpt.height};
+    std::vector<uint8_t> whole(bytes(all.width, all.height, target.channels));
+    Target larger = target;
+    larger.pixels = whole.data(), larger.width = all.width, larger.height = all.height, larger.excerpt = &all;
+    demand(decoder.decode(file, 0, {}, box, larger).ok(), "the whole decodes");
+    // Flips are of what is kept.
+    const int x = target.flip ? all.width - excerpt.window.right : left,
+              y = target.upside_down ? all.height - excerpt.window.bottom : top;
+    for (int line = 0; line < target.height; ++line)
+        demand(!std::memcmp(&whole[bytes(all.width, y + line, target.channels) + bytes(x, 1, target.channels)],
+                            target.pixels + static_cast<size_t>(line) * row, row),
+               "an excerpt is what the whole has there");
+
+    if (target.channels != 3 || box.pixels() > 1 << 16) return;
+    std::vector<uint8_t> crop(bytes(width, height, 3)), again(row * static_cast<size_t>(target.height));
+    demand(decoder.decode(file, 0, {}, box, {crop.data(), height, width, 3, false}).ok(), "the crop decodes");
+    Target same = target;
+    same.pixels = again.data();
+    resize(crop, width, height, same);
+    demand(!std::memcmp(again.data(), target.pixels, again.size()), "a resize of the crop gives the same");
+}
+
 void try_baseline(const uint8_t* input, Bytes file) {
     Coefficients image, again;
     if (!read_coefficients(file.data, file.size, image).ok()) return;
@@ -132,7 +200,8 @@ void try_plan(Bytes file, uint32_t crc, const std::string& entries, const Box& b
     request.count = 2, request.files = 1, request.file_of = file_of;
     request.data = file.data, request.starts = starts, request.crcs = &crc;
     request.entries = exact.get(), request.entry_starts = entry_starts;
-    request.boxes = boxes, request.flips = flips, request.filters = filters, request.before_13 = target.before_13;
+    request.boxes = boxes, request.flips = flips, request.filters = filters,
+    request.before_13 = target.order != Order::pillow_13;
     request.height = target.height, request.width = target.width, request.most_memory = int64_t{1} << 28;
     plan.look(request, nullptr, taken);
     // As large as was asked for and no larger: a byte behind it is then seen.
@@ -144,15 +213,12 @@ Bytes view(const std::string& text) { return {reinterpret_cast<const uint8_t*>(t
 
 }  // namespace
 
-// Of everything that was decoded, so that builds can be compared with each other.
-uint32_t fuzz_checksum = 0;
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
-    if (size < 8) return 0;
+    if (size < kHead) return 0;
     // A copy of the exact size: a read past its end is then seen.
-    const std::unique_ptr<uint8_t[]> copy(new uint8_t[size - 8]);
-    std::memcpy(copy.get(), input + 8, size - 8);
-    const Bytes file{copy.get(), size - 8};
+    const std::unique_ptr<uint8_t[]> copy(new uint8_t[size - kHead]);
+    std::memcpy(copy.get(), input + kHead, size - kHead);
+    const Bytes file{copy.get(), size - kHead};
 
     Header header;
     std::string entries;
@@ -168,8 +234,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const size_t out_size = static_cast<size_t>(height) * static_cast<size_t>(width) * static_cast<size_t>(channels);
     const std::unique_ptr<uint8_t[]> from_top(new uint8_t[out_size]()), entered(new uint8_t[out_size]());
     const auto filter = static_cast<Filter>((2 + (input[6] >> 5 & 3) + 4 * (input[7] >> 5 & 1)) % kFilters);
+    const Order order = input[8] & 8 ? Order::across : order_of(input[7] & 64);
     const auto target = [&](uint8_t* pixels) {
-        return Target{pixels, height, width, channels, (input[7] & 128) != 0, filter, (input[7] & 64) != 0};
+        return Target{pixels, height, width, channels, (input[7] & 128) != 0, filter, order, (input[8] & 4) != 0};
     };
 
     try_baseline(input, file);
@@ -189,6 +256,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
             decoder.decode(file, crc, view(spoilt), box, target(entered.get()));
         }
     }
+    if (top.ok() && input[8] & 1) try_excerpt(input, file, box, target(entered.get()), decoder);
     Header found;
     if (parse_jpeg(file.data, file.size, found, false).ok()) {
         try_plan(file, crc, entries, box, target(nullptr));

@@ -58,7 +58,9 @@ def write_corpus(folder: Path, *, spoilt_per_file: int) -> list[Path]:
     for number, jpeg in enumerate(make_jpegs()):
         filter_ = number % 6  # counted from bilinear on, as the entry reads it
         sizes = bytes([0x1F | filter_ % 4 << 5, 0x1F | filter_ // 4 << 5])
-        inputs.append(b"\x00\x00\x00\x00\xff\xff" + sizes + jpeg)
+        # An excerpt of a resize, every other one of a reach.
+        part = bytes([1 | number % 2 << 1 | number % 4 // 2 << 3, 40, 30, 90, 200, 60, 20, 180, 240, 0])
+        inputs.append(b"\x00\x00\x00\x00\xff\xff" + sizes + part + jpeg)
         for i in range(spoilt_per_file):
             data = bytearray(jpeg)
             if i % 3 == 0:
@@ -66,7 +68,7 @@ def write_corpus(folder: Path, *, spoilt_per_file: int) -> list[Path]:
             elif i % 3 == 1:
                 for at in rng.integers(2, len(data), int(rng.integers(1, 6))):
                     data[at] = int(rng.integers(0, 256))
-            inputs.append(rng.integers(0, 256, 8, np.uint8).tobytes() + bytes(data))
+            inputs.append(rng.integers(0, 256, 18, np.uint8).tobytes() + bytes(data))
     paths = [folder / f"{i:05}" for i in range(len(inputs))]
     for path, data in zip(paths, inputs, strict=True):
         path.write_bytes(data)

@@ -45,7 +45,7 @@ def scan(data: bytes, bytes_per_entry: int = BYTES_PER_ENTRY) -> Scan:
     Never raises for bad bytes: `reason` and `damaged` say what is wrong. What the kernel does not take is
     decoded once by Pillow, to know its size and whether it is whole.
     """
-    status, words, width, height, sampling, entries = native.scan(as_bytes(data), bytes_per_entry)
+    status, words, width, height, sampling, entries, _ = native.scan(as_bytes(data), bytes_per_entry)
     found = Scan(width, height, sampling, None, False, entries)
     return _conclude(found, status, words, lambda: pillow.check(data))
 

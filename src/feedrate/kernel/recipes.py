@@ -13,11 +13,12 @@ import numpy as np
 from feedrate.arrays import F32, U8
 from feedrate.filters import BILINEAR
 from feedrate.kernel.binding import Status, as_bytes, checked, native
-from feedrate.kernel.decoding import WITH_LOBES
 from feedrate.kernel.members import BYTES_PER_ENTRY
 from feedrate.kernel.pillow import Box
 
 __all__ = ["CleanScan", "Recipe", "apply_table", "draw", "draw_from", "scan_clean"]
+
+_NARROW = 100  # height over width
 
 
 class Recipe(NamedTuple):
@@ -53,9 +54,8 @@ class CleanScan(NamedTuple):
 
 def scan_clean(data: Any) -> CleanScan | None:
     """Scan a JPEG to its end; None: it is damaged, or the kernel leaves it to Pillow."""
-    status, _, width, height, sampling, entries = native.scan(as_bytes(data), BYTES_PER_ENTRY)
-    end = bytes(data).rfind(b"\xff\xd9") + 2
-    if status != Status.OK or end < 2:
+    status, _, width, height, sampling, entries, end = native.scan(as_bytes(data), BYTES_PER_ENTRY)
+    if status != Status.OK or not end:
         return None
     return CleanScan(width, height, "L" if sampling == "gray" else "RGB", entries, end)
 
@@ -71,36 +71,30 @@ def draw(data: Any, entries: Any, recipe: Recipe, *, horizontal_first: bool) -> 
     Raises:
         ValueError: the kernel cannot, in words; Pillow then does it.
     """
-    _check(recipe, horizontal_first)
-    out = np.empty((*recipe.shape, 3 if recipe.mode == "RGB" else 1), np.uint8)
-    status, words = native.decode_one(
-        as_bytes(data), as_bytes(entries), recipe.crop, out.reshape(-1), out.shape, recipe.mirrored,
-        recipe.filter, horizontal_first,
-    )  # fmt: skip
+    out = _make_out(recipe, horizontal_first)
+    status, words = native.draw(as_bytes(data), as_bytes(entries), recipe, horizontal_first, out.reshape(-1))
     if status != Status.OK:
         raise ValueError(words)
-    return out[::-1].copy() if recipe.upside_down else out
+    return out
 
 
 def draw_from(pixels: U8, recipe: Recipe, *, horizontal_first: bool) -> U8:
     """Return what `draw` does, from the whole image's pixels, H x W x C of the recipe's mode."""
-    _check(recipe, horizontal_first)
-    height, width, channels = pixels.shape
-    rgb = np.ascontiguousarray(pixels if channels == 3 else pixels.repeat(3, axis=2))
-    out = np.empty((*recipe.shape, 3), np.uint8)
-    native.resize_one(
-        rgb.reshape(-1), (height, width), recipe.crop, out.reshape(-1), recipe.shape, recipe.mirrored,
-        recipe.filter, horizontal_first,
-    )  # fmt: skip
-    out = out[:, :, :channels]
-    return np.ascontiguousarray(out[::-1] if recipe.upside_down else out)
+    out = _make_out(recipe, horizontal_first)
+    flat = checked(pixels, np.uint8, (*pixels.shape[:2], out.shape[2]), "pixels").reshape(-1)
+    native.draw_from(flat, pixels.shape[:2], recipe, horizontal_first, out.reshape(-1))
+    return out
 
 
-def _check(recipe: Recipe, horizontal_first: bool) -> None:
-    if recipe.window or recipe.reach:
-        raise ValueError("the kernel makes no part of a resize yet")
-    if horizontal_first and recipe.size is not None and recipe.filter not in WITH_LOBES:
-        raise ValueError("the kernel has this order of passes for filters with lobes only")
+def _make_out(recipe: Recipe, horizontal_first: bool) -> U8:
+    left, top, right, bottom = recipe.crop
+    height, width = recipe.shape
+    # Pillow 12.2 and 12.3 resize a narrow image downwards first.
+    if horizontal_first and recipe.size and bottom - top > max(_NARROW * (right - left), recipe.size[1]):
+        raise ValueError("versions of Pillow before 13 differ in how they resize so narrow an image")
+    if height < 1 or width < 1:
+        raise ValueError(f"a recipe must make at least 1 x 1 pixels, got {width} x {height}")
+    return np.empty((height, width, 1 if recipe.mode == "L" else 3), np.uint8)
 
 
 def apply_table(pixels: U8, table: F32, out_planar: bool) -> F32:
@@ -111,5 +105,8 @@ def apply_table(pixels: U8, table: F32, out_planar: bool) -> F32:
     """
     channels = pixels.shape[2]
     table = checked(table, np.float32, (channels, 256), "table")
-    planes = np.stack([table[c].take(pixels[:, :, c]) for c in range(channels)])
-    return planes if out_planar else np.ascontiguousarray(planes.transpose(1, 2, 0))
+    height, width = pixels.shape[:2]
+    out = np.empty((channels, height, width) if out_planar else (height, width, channels), np.float32)
+    flat = checked(pixels, np.uint8, pixels.shape, "pixels").reshape(-1)
+    native.apply_table(flat, channels, table.reshape(-1), out_planar, out.reshape(-1))
+    return out
