@@ -67,7 +67,7 @@ def test_a_scan_says_where_the_image_ends() -> None:
     data = make_jpeg(90, 70)
     scan = scan_clean(data + b"more" + data)
     assert scan is not None
-    assert scan == (90, 70, "RGB", kernel.scan(data + b"more" + data).entries, len(data))
+    assert scan == (90, 70, "RGB", "4:2:0", kernel.scan(data + b"more" + data).entries, len(data))
     gray = scan_clean(make_jpeg(9, 7, "gray"))
     assert gray is not None
     assert gray.mode == "L"

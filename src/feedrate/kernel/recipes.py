@@ -48,6 +48,7 @@ class CleanScan(NamedTuple):
     width: int
     height: int
     mode: str  # "RGB" or "L", as Pillow opens it
+    sampling: str  # "4:2:0", "gray", ...
     entries: bytes  # entry points, opaque
     end: int  # offset behind the end of the image
 
@@ -57,7 +58,7 @@ def scan_clean(data: Any) -> CleanScan | None:
     status, _, width, height, sampling, entries, end = native.scan(as_bytes(data), BYTES_PER_ENTRY)
     if status != Status.OK or not end:
         return None
-    return CleanScan(width, height, "L" if sampling == "gray" else "RGB", entries, end)
+    return CleanScan(width, height, "L" if sampling == "gray" else "RGB", sampling, entries, end)
 
 
 def draw(data: Any, entries: Any, recipe: Recipe, *, horizontal_first: bool) -> U8:
