@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from torchvision.transforms import functional
 from torchvision.transforms.autoaugment import RandAugment
 from torchvision.transforms.functional import InterpolationMode
 from torchvision.transforms.transforms import (

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-import random
+import math
 
-import numpy as np
 import torch
-from PIL import Image
 
+from torchvision.transforms import functional as F
 from torchvision.transforms.functional import InterpolationMode, crop_center, resize_short, resize_to
 
 
@@ -24,12 +23,12 @@ class Compose:
 
 class ToTensor:
     def __call__(self, image):
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
+        return F.to_tensor(image)
 
 
 class PILToTensor:
     def __call__(self, image):
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return F.pil_to_tensor(image)
 
 
 class Normalize(torch.nn.Module):
@@ -38,8 +37,7 @@ class Normalize(torch.nn.Module):
         self.mean, self.std, self.inplace = mean, std, inplace
 
     def forward(self, image):
-        mean, std = (torch.as_tensor(row).view(-1, 1, 1) for row in (self.mean, self.std))
-        return (image - mean) / std
+        return F.normalize(image, self.mean, self.std, self.inplace)
 
 
 class Resize(torch.nn.Module):
@@ -84,8 +82,28 @@ class RandomResizedCrop(torch.nn.Module):
         self.size, self.interpolation, self.antialias = _two(size), interpolation, True
         self.scale, self.ratio = scale, ratio
 
+    @staticmethod
+    def get_params(image, scale, ratio):
+        """Draw a box as the real one does: the same numbers of torch's, in the same order."""
+        width, height = image.size
+        low, high = torch.log(torch.tensor(ratio))
+        for _ in range(10):
+            area = height * width * torch.empty(1).uniform_(scale[0], scale[1]).item()
+            aspect = torch.exp(torch.empty(1).uniform_(low, high)).item()
+            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < w <= width and 0 < h <= height:
+                top = torch.randint(0, height - h + 1, size=(1,)).item()
+                return top, torch.randint(0, width - w + 1, size=(1,)).item(), h, w
+        w, h = width, height
+        if width / height < min(ratio):
+            h = round(width / min(ratio))
+        elif width / height > max(ratio):
+            w = round(height * max(ratio))
+        return (height - h) // 2, (width - w) // 2, h, w
+
     def forward(self, image):
-        return resize_to(image, self.size, self.interpolation)
+        box = self.get_params(image, self.scale, self.ratio)
+        return F.resized_crop(image, *box, self.size, self.interpolation)
 
 
 class RandomHorizontalFlip(torch.nn.Module):
@@ -94,7 +112,7 @@ class RandomHorizontalFlip(torch.nn.Module):
         self.p = p
 
     def forward(self, image):
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if random.random() < self.p else image
+        return F.hflip(image) if torch.rand(1) < self.p else image
 
 
 class _Unchanged(torch.nn.Module):
@@ -104,18 +122,32 @@ class _Unchanged(torch.nn.Module):
         return image
 
 
-class ColorJitter(_Unchanged):
+class ColorJitter(torch.nn.Module):
     def __init__(self, brightness=0, contrast=0, saturation=0, hue=0):
         super().__init__()
         for name, value in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
             setattr(self, name, (max(0, 1 - value), 1 + value) if value else None)
         self.hue = (-hue, hue) if hue else None
 
+    def forward(self, image):
+        order = torch.randperm(4)
+        ranges = (self.brightness, self.contrast, self.saturation, self.hue)
+        factors = [None if r is None else float(torch.empty(1).uniform_(*r)) for r in ranges]
+        for number in order:
+            if factors[number] is not None and number == 3:
+                image = F.adjust_hue(image, factors[3])
+            elif factors[number] is not None:
+                image = F.adjust(image, ("Brightness", "Contrast", "Color")[number], factors[number])
+        return image
 
-class RandomGrayscale(_Unchanged):
+
+class RandomGrayscale(torch.nn.Module):
     def __init__(self, p=0.1):
         super().__init__()
         self.p = p
+
+    def forward(self, image):
+        return F.to_grayscale(image, len(image.getbands())) if torch.rand(1) < self.p else image
 
 
 class GaussianBlur(_Unchanged):
@@ -136,6 +168,9 @@ class RandomApply(torch.nn.Module):
         self.transforms, self.p = transforms, p
 
     def forward(self, image):
+        if self.p >= torch.rand(1):
+            for transform in self.transforms:
+                image = transform(image)
         return image
 
 
