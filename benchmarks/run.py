@@ -21,26 +21,21 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from peers import say  # noqa: E402
+from run_data import make_data  # noqa: E402
 
 from doctor_corpus.run_case import die_with_parent, end, foreign_cpu_s, tree_cpu_s  # noqa: E402
-from feedrate.lab.photographs import write_photographs  # noqa: E402
 from feedrate.machine.describe import describe_machine  # noqa: E402
 
 SCRIPTS = Path(__file__).parent / "run_scripts"
@@ -106,7 +101,8 @@ def main() -> int:
 
 def compare(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return a script's epochs of all rounds, both ways, and the medians of the rounds' ratios."""
-    data = make_data(arguments, case)
+    count = max(64, round(arguments.images * case.share))
+    data = make_data(Path(arguments.data), count, seed=arguments.seed, photos=arguments.photos)
     epochs: dict[str, list[list[dict[str, float]]]] = {BARE: [], RUN: []}
     others: list[float] = []
     reports = []
@@ -224,64 +220,6 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> str:
         cells += [f"{median(row['others_used_cores']):.2f} cores"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def make_data(arguments: argparse.Namespace, case: Case) -> Path:
-    """Return the folder with the data of a case, which is made unless it is there."""
-    count = max(64, round(arguments.images * case.share))
-    kind = (
-        f"given-{count}-{zlib.crc32(arguments.photos.encode()):08x}"
-        if arguments.photos
-        else f"made-{count}-{arguments.seed}"
-    )
-    target = Path(arguments.data) / kind
-    if target.is_dir():
-        return target
-    say(f"makes {count} photographs")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as folder:
-        unfinished = Path(folder) / kind
-        if arguments.photos:
-            copy_photographs(Path(arguments.photos), unfinished / "train", count)
-        else:
-            write_photographs(unfinished / "train", count, seed=arguments.seed)
-        derive(unfinished, arguments.seed)
-        unfinished.rename(target)
-    return target
-
-
-def copy_photographs(source: Path, target: Path, count: int) -> None:
-    """Write `count` different files: of photographs that are listed again, only a comment differs."""
-    paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    for number in range(count):
-        data = paths[number % len(paths)].read_bytes()
-        comment = b"\xff\xfe" + (10).to_bytes(2, "big") + b"%08d" % number
-        path = target / f"class-{number % 10}" / f"{number:06d}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data[:2] + comment + data[2:])
-
-
-def derive(folder: Path, seed: int) -> None:
-    """Write beside the photographs what other scripts read: pairs with masks, a tar, PNGs, tokens."""
-    photographs = sorted((folder / "train").rglob("*.jpg"))
-    rng = np.random.default_rng(seed)
-    for name in ("images", "masks", "png"):
-        (folder / "pairs" / name if name != "png" else folder / name).mkdir(parents=True)
-    with tarfile.open(folder / "train.tar", "w") as archive:
-        for number, path in enumerate(photographs):
-            archive.add(path, f"{path.parent.name}/{path.name}")
-            os.link(path, folder / "pairs" / "images" / path.name)
-            with Image.open(path) as image:
-                coarse = Image.fromarray(rng.integers(0, 21, (6, 8), dtype=np.uint8), "P")
-                coarse.putpalette([(37 * level) % 256 for level in range(768)])
-                coarse.resize(image.size, Image.Resampling.NEAREST).save(
-                    folder / "pairs" / "masks" / f"{path.stem}.png"
-                )
-                if number % 4 == 0:
-                    target = folder / "png" / path.parent.name / f"{path.stem}.png"
-                    target.parent.mkdir(exist_ok=True)
-                    image.convert("RGB").save(target, compress_level=1)
-    rng.integers(0, 50_000, 2000 * len(photographs), dtype=np.uint16).tofile(folder / "tokens.bin")
 
 
 def parse() -> argparse.Namespace:
