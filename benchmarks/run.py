@@ -72,7 +72,7 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Part:
     """A part of a run: the start (no images), or an epoch."""
 
     images: int
@@ -109,8 +109,8 @@ def compare(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     for number in range(arguments.rounds):
         say(f"{case.name}, round {number + 1} of {arguments.rounds}")
         for way in (BARE, RUN) if number % 2 == 0 else (RUN, BARE):
-            stretches, foreign, report = measure(case, way, data, arguments)
-            epochs[way].append([asdict(stretch) for stretch in stretches])
+            parts, foreign, report = measure(case, way, data, arguments)
+            epochs[way].append([asdict(part) for part in parts])
             others.append(foreign)
             reports += [report] if report else []
     settings = ("rounds", "epochs", "workers", "images", "seed")
@@ -130,9 +130,7 @@ def compare(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def measure(
-    case: Case, way: str, data: Path, arguments: argparse.Namespace
-) -> tuple[list[Stretch], float, Any]:
+def measure(case: Case, way: str, data: Path, arguments: argparse.Namespace) -> tuple[list[Part], float, Any]:
     """Return the start and the epochs of one run, the cores that others used, and what `run` says it did."""
     with tempfile.TemporaryDirectory(prefix="feedrate-run-") as scratch, tempfile.TemporaryFile() as errors:
         began, foreign_s = time.perf_counter(), foreign_cpu_s()
@@ -141,25 +139,25 @@ def measure(
             env=make_environ(arguments), stdout=subprocess.PIPE, stderr=errors, text=True,
             start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
-        moments = [Stretch(0, began, 0.0)]
+        moments = [Part(0, began, 0.0)]
         for line in process.stdout or ():
             if line == "start\n" or EPOCH.match(line):
                 found = EPOCH.match(line)
                 images = int(found[1]) if found else 0
-                moments.append(Stretch(images, time.perf_counter(), tree_cpu_s(process.pid)))
+                moments.append(Part(images, time.perf_counter(), tree_cpu_s(process.pid)))
         code = process.wait()
         foreign_s = foreign_cpu_s() - foreign_s
         end(process)
         if code or len(moments) < 4:
             errors.seek(0)
             raise RuntimeError(f"{case.name}, {way}: exit code {code}\n{errors.read().decode()}")
-        stretches = [
-            Stretch(after.images, after.wall_s - before.wall_s, after.cpu_s - before.cpu_s)
+        parts = [
+            Part(after.images, after.wall_s - before.wall_s, after.cpu_s - before.cpu_s)
             for before, after in itertools.pairwise(moments)
         ]
         report = Path(scratch) / "run.json"
         said = json.loads(report.read_text()) if report.exists() else None
-        return stretches, max(0.0, foreign_s / (time.perf_counter() - began)), said
+        return parts, max(0.0, foreign_s / (time.perf_counter() - began)), said
 
 
 def make_command(case: Case, way: str, data: Path, scratch: Path, arguments: argparse.Namespace) -> list[str]:
@@ -192,9 +190,9 @@ def find_ratios(epochs: Mapping[str, list[list[dict[str, float]]]]) -> dict[str,
     """Return how many times less CPU time an image takes under `run`, and how many times the rate it has."""
     seen: dict[str, list[float]] = {}
     for bare, run in zip(epochs[BARE], epochs[RUN], strict=True):
-        for name, part in (("first", slice(1, 2)), ("later", slice(2, None))):
+        for name, which in (("first", slice(1, 2)), ("later", slice(2, None))):
             for cost in ("cpu_s", "wall_s"):
-                before, after = (median(e[cost] / e["images"] for e in way[part]) for way in (bare, run))
+                before, after = (median(e[cost] / e["images"] for e in way[which]) for way in (bare, run))
                 seen.setdefault(f"{name}_{cost}", []).append(before / after)
     return {name: median(ratios) for name, ratios in seen.items()}
 
