@@ -22,6 +22,7 @@
 #include "jpeg.h"
 #include "level.h"
 #include "members.h"
+#include "recipe.h"
 #include "table.h"
 
 namespace nb = nanobind;
@@ -71,71 +72,34 @@ Target target_from(const Array<uint8_t>& out, const nb::tuple& shape, int channe
     return {out.data(), height, width, channels, flip, static_cast<Filter>(filter), order_of(before)};
 }
 
-// What a feedrate.kernel.Recipe says, whose members come in this order: mode, crop, size, filter, reach, window,
-// mirrored, upside_down. Checked, but for whether the crop lies inside the image.
-class Drawing {
-public:
-    Box crop;
+// A feedrate.kernel.Recipe's members: mode, crop, size, filter, reach, window, mirrored, upside_down.
+Recipe recipe_from(const nb::tuple& given, const Array<uint8_t>& out) {
+    need(nb::len(given) == 8, "a recipe has eight members");
+    Recipe recipe;
+    Excerpt& e = recipe.excerpt;
+    const nb::object size = given[2], reach = given[4], window = given[5];
+    const auto mode = nb::cast<std::string>(given[0]);
+    recipe.channels = mode == "RGB" ? 3 : mode == "L" ? 1 : 0;
+    recipe.crop = box_from(nb::cast<nb::tuple>(given[1]));
+    recipe.filter = nb::cast<int>(given[3]);
+    recipe.mirrored = nb::cast<bool>(given[6]), recipe.upside_down = nb::cast<bool>(given[7]);
+    const Box& crop = recipe.crop;
+    // Before differences are taken.
+    need(crop.left >= 0 && crop.top >= 0 && crop.left < crop.right && crop.top < crop.bottom,
+         "the crop is empty, or not inside an image");
+    e = {crop.right - crop.left, crop.bottom - crop.top, {}, {}};
+    e.reach[2] = static_cast<float>(e.width), e.reach[3] = static_cast<float>(e.height);
+    if (!size.is_none()) e.width = nb::cast<int>(size[0]), e.height = nb::cast<int>(size[1]);
+    need(reach.is_none() || !size.is_none(), "a recipe of no size has no reach");
+    for (int i = 0; i < 4 && !reach.is_none(); ++i) e.reach[i] = static_cast<float>(nb::cast<double>(reach[i]));
+    e.window = window.is_none() ? Box{0, 0, e.width, e.height} : box_from(nb::cast<nb::tuple>(window));
+    if (const char* fault = recipe.fault()) throw nb::value_error(fault);
+    const Target target = recipe.target(nullptr, Order::across);
+    need(out.shape(0) == product(target.height, target.width, target.channels), "out has the wrong size");
+    return recipe;
+}
 
-    Drawing(const nb::tuple& recipe, bool across_first, const Array<uint8_t>& out) : crop(box_from(recipe[1])) {
-        need(nb::len(recipe) == 8, "a recipe has eight members");
-        const auto mode = nb::cast<std::string>(recipe[0]);
-        const auto filter = nb::cast<int>(recipe[3]);
-        need(mode == "RGB" || mode == "L", "a recipe's mode must be RGB or L");
-        need(filter >= 0 && filter < kFilters, "the kernel does not have this filter");
-        // The limits of a decoder; differences stay within an int.
-        need(crop.left >= 0 && crop.top >= 0 && crop.left < crop.right && crop.top < crop.bottom &&
-                 crop.right <= kMost && crop.bottom <= kMost,
-             "the crop is empty, or not inside an image");
-        read_size(recipe[2], recipe[4], recipe[5]);
-        const Box& window = excerpt_.window;
-        target_ = {out.data(),
-                   window.bottom - window.top,
-                   window.right - window.left,
-                   mode == "L" ? 1 : 3,
-                   nb::cast<bool>(recipe[6]),
-                   static_cast<Filter>(filter),
-                   across_first ? Order::across : Order::pillow_13,
-                   nb::cast<bool>(recipe[7])};
-        need(window.pixels() <= kMaxCropPixels &&
-                 out.shape(0) == product(target_.height, target_.width, target_.channels),
-             "out has the wrong size");
-    }
-
-    // Of this object, which has to live as long.
-    Target target() const {
-        Target target = target_;
-        target.excerpt = &excerpt_;
-        return target;
-    }
-
-private:
-    static constexpr int kMost = 1 << 24;  // floats count pixels exactly up to here
-
-    void read_size(nb::handle size, nb::handle reach, nb::handle window) {
-        const int width = crop.right - crop.left, height = crop.bottom - crop.top;
-        Excerpt& e = excerpt_;
-        e = {width, height, {0, 0, static_cast<float>(width), static_cast<float>(height)}, {}};
-        if (!size.is_none()) e.width = nb::cast<int>(size[0]), e.height = nb::cast<int>(size[1]);
-        need(e.width > 0 && e.height > 0 && e.width <= kMost && e.height <= kMost,
-             "the size must be 1 to 16,777,216 pixels to each side");
-        if (!reach.is_none()) {
-            need(!size.is_none(), "a recipe of no size has no reach");
-            for (int i = 0; i < 4; ++i) e.reach[i] = static_cast<float>(nb::cast<double>(reach[i]));
-            // Written so that NaN is refused.
-            need(e.reach[0] >= 0 && e.reach[1] >= 0 && e.reach[0] < e.reach[2] && e.reach[1] < e.reach[3] &&
-                     e.reach[2] <= width && e.reach[3] <= height,
-                 "the reach is empty, or not inside the crop");
-        }
-        e.window = window.is_none() ? Box{0, 0, e.width, e.height} : box_from(nb::cast<nb::tuple>(window));
-        need(e.window.left >= 0 && e.window.top >= 0 && e.window.left < e.window.right &&
-                 e.window.top < e.window.bottom && e.window.right <= e.width && e.window.bottom <= e.height,
-             "the window is empty, or not inside the size");
-    }
-
-    Excerpt excerpt_{};
-    Target target_{};
-};
+Order order_from(bool across_first) { return across_first ? Order::across : Order::pillow_13; }
 
 void need_filters(const Array<const uint8_t>& filters, size_t count) {
     const auto is_known = [](uint8_t one) { return one < kFilters; };
@@ -328,21 +292,21 @@ void resize_one_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple box,
 
 nb::tuple draw_door(Array<const uint8_t> data, Array<const uint8_t> entries, nb::tuple recipe, bool across_first,
                     Array<uint8_t> out) {
-    const Drawing drawing(recipe, across_first, out);
-    const Target target = drawing.target();
-    return as_tuple(without_gil([&] { return decode_one(bytes_of(data), bytes_of(entries), drawing.crop, target); }));
+    const Recipe wanted = recipe_from(recipe, out);
+    const Target target = wanted.target(out.data(), order_from(across_first));
+    return as_tuple(without_gil([&] { return decode_one(bytes_of(data), bytes_of(entries), wanted.crop, target); }));
 }
 
 // The same of pixels of the recipe's mode, `size` their height and width.
 void draw_from_door(Array<const uint8_t> pixels, nb::tuple size, nb::tuple recipe, bool across_first,
                     Array<uint8_t> out) {
-    const Drawing drawing(recipe, across_first, out);
-    const Target target = drawing.target();
+    const Recipe wanted = recipe_from(recipe, out);
+    const Target target = wanted.target(out.data(), order_from(across_first));
     const auto height = nb::cast<int>(size[0]), width = nb::cast<int>(size[1]);
     need(height > 0 && width > 0 && pixels.shape(0) == product(height, width, target.channels),
          "pixels have the wrong size");
-    need(drawing.crop.right <= width && drawing.crop.bottom <= height, "the crop is not inside the pixels");
-    need_memory(without_gil([&] { return resize_one(pixels.data(), width, drawing.crop, target); }));
+    need(wanted.crop.right <= width && wanted.crop.bottom <= height, "the crop is not inside the pixels");
+    need_memory(without_gil([&] { return resize_one(pixels.data(), width, wanted.crop, target); }));
 }
 
 // `table` has 256 numbers per channel; `planar`: those of one channel together.
