@@ -4,22 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from feedrate.machine.results import Gpu, GpuProcess, GpuShare
-
-
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """What does not change while the machine runs."""
-
-    name: str
-    uuid: str
-    power_limit_w: float | None
-    pcie_generation: int | None
-    pcie_width: int | None
 
 
 class GpuReader:
@@ -32,7 +21,7 @@ class GpuReader:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._handles: list[Any] = []
-        self._fixed: list[_Fixed] = []
+        self._fixed: list[Gpu] = []  # what does not change while the machine runs
         try:
             import pynvml
 
@@ -44,7 +33,7 @@ class GpuReader:
         self._handles = [
             h for n in range(count) if (h := _ask(pynvml.nvmlDeviceGetHandleByIndex, n)) is not None
         ]
-        self._fixed = [self._describe(handle) for handle in self._handles]
+        self._fixed = [self._describe(index, handle) for index, handle in enumerate(self._handles)]
 
     def __enter__(self) -> GpuReader:
         return self
@@ -92,35 +81,30 @@ class GpuReader:
         nvml, handle = self._nvml, self._handles[index]
         memory = _ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        fixed = self._fixed[index]
         to_device = from_device = None
         if with_pcie:
             # NVML counts from the GPU's side: what it receives goes to the device.
             to_device = _ask(nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
             from_device = _ask(nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
-        return Gpu(
-            index=index,
-            name=fixed.name,
+        return replace(
+            self._fixed[index],
             utilisation=self._utilisation(handle),
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_bytes=None if memory is None else int(memory.total),
             power_w=None if power is None else power / 1e3,
-            power_limit_w=fixed.power_limit_w,
             pcie_to_device_bytes_per_s=None if to_device is None else to_device * 1024.0,
             pcie_from_device_bytes_per_s=None if from_device is None else from_device * 1024.0,
-            pcie_generation=fixed.pcie_generation,
-            pcie_width=fixed.pcie_width,
-            uuid=fixed.uuid,
         )
 
     def _utilisation(self, handle: Any) -> float | None:
         rates = _ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
         return None if rates is None else rates.gpu / 100
 
-    def _describe(self, handle: Any) -> _Fixed:
+    def _describe(self, index: int, handle: Any) -> Gpu:
         nvml = self._nvml
         limit = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-        return _Fixed(
+        return Gpu(
+            index=index,
             name=_text(_ask(nvml.nvmlDeviceGetName, handle)) or "unknown GPU",
             uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
             power_limit_w=None if limit is None else limit / 1e3,

@@ -237,10 +237,7 @@ def open_quietly(path: str | os.PathLike[str]) -> int:
 
 
 def _ask_mincore(descriptor: int, begin: int, end: int) -> float | None:
-    libc = _load_libc()
-    if libc is None:
-        return None
-    page = os.sysconf("SC_PAGE_SIZE")
+    libc, page = _load_libc(), os.sysconf("SC_PAGE_SIZE")
     first = begin // page
     pages = -(-end // page) - first
     # Of a huge file, its first and last parts and one in the middle: a vector of a byte per page adds up.
@@ -263,12 +260,9 @@ def _ask_mincore(descriptor: int, begin: int, end: int) -> float | None:
     return resident / looked
 
 
-def _load_libc() -> ctypes.CDLL | None:
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-    except (OSError, AttributeError):
-        return None
+def _load_libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
     void, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     libc.mmap.argtypes = [void, size, number, number, number, ctypes.c_int64]
     libc.munmap.argtypes = [void, size]
@@ -277,35 +271,26 @@ def _load_libc() -> ctypes.CDLL | None:
 
 
 def _try_pages(descriptor: int, begin: int, end: int) -> float | None:
-    if not hasattr(os, "RWF_NOWAIT"):
+    if not hasattr(os, "RWF_NOWAIT"):  # a Python that was built with old headers
         return None
     page = os.sysconf("SC_PAGE_SIZE")
     first = begin // page
     pages = -(-end // page) - first
     # No read-ahead: a missing page that is asked for loads itself alone.
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    count = min(pages, _PAGES_PER_FILE)
-    buffer = bytearray(1)
-    resident = 0
+    count, buffer, resident = min(pages, _PAGES_PER_FILE), bytearray(1), 0
     for number in range(count):
-        offset = (first + number * pages // count) * page
-        is_there = _try_page(descriptor, buffer, offset)
-        if is_there is None:
-            return None
-        resident += is_there
-        if not is_there:
+        offset, got, began = (first + number * pages // count) * page, 0, time.perf_counter_ns()
+        try:
+            got = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                return None
+            raise
+        if got and time.perf_counter_ns() - began < _FROM_MEMORY_NS:
+            resident += 1
+        else:
             os.posix_fadvise(descriptor, offset, page, os.POSIX_FADV_DONTNEED)
     return resident / count
-
-
-def _try_page(descriptor: int, buffer: bytearray, offset: int) -> bool | None:
-    began = time.perf_counter_ns()
-    try:
-        got = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return None
-        raise
-    return got > 0 and time.perf_counter_ns() - began < _FROM_MEMORY_NS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -194,8 +195,7 @@ def read_file(path: str) -> bytes | None:
 _SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own sectors are
 
 
-@dataclass(frozen=True, slots=True)
-class CoreTimes:
+class CoreTimes(NamedTuple):
     """Seconds since the machine started. `busy`: neither idle, nor waiting for a disk, nor stolen."""
 
     busy_s: float
@@ -214,12 +214,10 @@ def parse_core_times(text: str) -> dict[int, CoreTimes]:
         if not line.startswith("cpu"):
             break
         name, *fields = line.split()
-        if name == "cpu":
-            continue
-        ticks = [int(field) / _TICKS_PER_S for field in fields[:8]]
-        ticks += [0.0] * (8 - len(ticks))
-        user, nice, system, idle, iowait, irq, softirq, steal = ticks
-        cores[int(name[3:])] = CoreTimes(user + nice + system + irq + softirq, idle, iowait, steal)
+        if name != "cpu":
+            ticks = [int(field) / _TICKS_PER_S for field in [*fields, *["0"] * 8][:8]]
+            user, nice, system, idle, iowait, irq, softirq, steal = ticks
+            cores[int(name[3:])] = CoreTimes(user + nice + system + irq + softirq, idle, iowait, steal)
     return cores
 
 
@@ -249,8 +247,7 @@ def parse_pressure(text: str) -> float | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class DiskCounters:
+class DiskCounters(NamedTuple):
     read_bytes: int
     written_bytes: int
     busy_s: float
@@ -290,8 +287,7 @@ def parse_network(text: str) -> tuple[int, int]:
     return received, sent
 
 
-@dataclass(frozen=True, slots=True)
-class NfsCounters:
+class NfsCounters(NamedTuple):
     """One NFS mount. `round_trip_s`: of all operations together; `operations` includes the reads."""
 
     operations: int

@@ -6,15 +6,13 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from feedrate.machine import cpu, process
 from feedrate.machine.memory import find_memory_group
 from feedrate.machine.process import ProcessStat
 from feedrate.machine.process_tree import Other, Tree
-
-_PRESSURES = ("cpu", "memory", "io")
 
 Reading = dict[str, Any]
 
@@ -39,12 +37,11 @@ class CpuMeter:
                 busy.append(None)
                 continue
             # The counters are only roughly in step with the clock: shares of their own sum stay below 1.
-            idle_s, iowait_s = max(0.0, new.idle_s - old.idle_s), max(0.0, new.iowait_s - old.iowait_s)
-            busy_s, steal_s = max(0.0, new.busy_s - old.busy_s), max(0.0, new.steal_s - old.steal_s)
-            total_s = (idle_s + iowait_s + busy_s + steal_s) or 1.0
-            busy.append(round(busy_s / total_s, 3))
-            iowait += iowait_s / total_s
-            steal += steal_s / total_s
+            grown = process.CoreTimes(*(max(0.0, n - o) for n, o in zip(new, old, strict=True)))
+            total_s = sum(grown) or 1.0
+            busy.append(round(grown.busy_s / total_s, 3))
+            iowait += grown.iowait_s / total_s
+            steal += grown.steal_s / total_s
         self._before = now
         ours = self._measure_tree(passed_s, members)
         own_s = time.process_time()
@@ -89,7 +86,7 @@ class MemoryMeter:
 
     def __init__(self, pid: int = 0) -> None:
         self._before = process.read_vmstat()
-        self._pressure_before = {kind: process.read_pressure(kind) for kind in _PRESSURES}
+        self._pressure = _read_pressures()
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._group = find_memory_group(cpu.group_file(pid))
         self._asked: set[int] = set()
@@ -107,10 +104,12 @@ class MemoryMeter:
             "is_group": use is not None, "available": available, "total": total,
             "swap_used": machine.get("SwapTotal", 0) - machine.get("SwapFree", 0),
         }  # fmt: skip
-        for name, label in (("pswpin", "swap_in"), ("pswpout", "swap_out"), ("pgmajfault", "major_faults")):
-            factor = 1 if name == "pgmajfault" else self._page
-            grown = (now.get(name, 0) - self._before.get(name, 0)) * factor
-            reading[f"{label}_per_s"] = round(grown / passed_s, 1)
+        swapped = self._page / passed_s
+        for name, label, factor in (
+            ("pswpin", "swap_in", swapped), ("pswpout", "swap_out", swapped),
+            ("pgmajfault", "major_faults", 1 / passed_s),
+        ):  # fmt: skip
+            reading[f"{label}_per_s"] = round((now.get(name, 0) - self._before.get(name, 0)) * factor, 1)
         self._before = now
         return reading
 
@@ -123,63 +122,58 @@ class MemoryMeter:
                 self._group = group
 
     def read_pressure(self, passed_s: float) -> Reading | None:
-        now = {kind: process.read_pressure(kind) for kind in _PRESSURES}
-        shares = {}
-        for kind, total in now.items():
-            before = self._pressure_before[kind]
-            if total is not None and before is not None:
-                shares[kind] = round(min(1.0, (total - before) / passed_s), 4)
-        self._pressure_before = now
+        before, self._pressure = self._pressure, _read_pressures()
+        shares = {
+            kind: round(min(1.0, (total - before[kind]) / passed_s), 4)
+            for kind, total in self._pressure.items()
+            if kind in before
+        }
         return shares or None
+
+
+def _read_pressures() -> dict[str, float]:
+    found = ((kind, process.read_pressure(kind)) for kind in ("cpu", "memory", "io"))
+    return {kind: total for kind, total in found if total is not None}
 
 
 class TrafficMeter:
     """Bytes per second of disks, network and NFS mounts."""
 
     def __init__(self) -> None:
-        self._disks, self._network, self._nfs = (
-            process.read_disks(), process.read_network(), process.read_nfs(),
-        )  # fmt: skip
+        self._disks, self._network = process.read_disks(), process.read_network()
+        self._nfs = process.read_nfs()
 
     def read_disks(self, passed_s: float) -> Reading:
-        now = process.read_disks()
+        before, self._disks = self._disks, process.read_disks()
         reading = {}
-        for name, new in now.items():
-            old = self._disks.get(name, new)
-            reading[name] = {
-                "read_per_s": round((new.read_bytes - old.read_bytes) / passed_s),
-                "write_per_s": round((new.written_bytes - old.written_bytes) / passed_s),
-                "busy": round(min(1.0, (new.busy_s - old.busy_s) / passed_s), 3),
-            }
-        self._disks = now
+        for name, new in self._disks.items():
+            read, written, busy = _per_s(new, before.get(name, new), passed_s)
+            busy = round(min(1.0, busy), 3)
+            reading[name] = {"read_per_s": round(read), "write_per_s": round(written), "busy": busy}
         return reading
 
     def read_network(self, passed_s: float) -> Reading:
-        (received, sent), old = process.read_network(), self._network
-        self._network = received, sent
-        return {
-            "received_per_s": round(max(0, received - old[0]) / passed_s),
-            "sent_per_s": round(max(0, sent - old[1]) / passed_s),
-        }
+        before, self._network = self._network, process.read_network()
+        received, sent = (max(0, round(rate)) for rate in _per_s(self._network, before, passed_s))
+        return {"received_per_s": received, "sent_per_s": sent}
 
     def read_nfs(self, passed_s: float) -> Reading | None:
         if not self._nfs:
             return None
-        now = process.read_nfs()
+        before, self._nfs = self._nfs, process.read_nfs()
         reading = {}
-        for point, new in now.items():
-            old = self._nfs.get(point, new)
-            operations = new.operations - old.operations
-            trip_s = new.round_trip_s - old.round_trip_s
+        for point, new in self._nfs.items():
+            operations, reads, read, written, trips = _per_s(new, before.get(point, new), passed_s)
             reading[point] = {
-                "operations_per_s": round(operations / passed_s, 1),
-                "reads_per_s": round((new.read_operations - old.read_operations) / passed_s, 1),
-                "read_per_s": round((new.read_bytes - old.read_bytes) / passed_s),
-                "write_per_s": round((new.written_bytes - old.written_bytes) / passed_s),
-                "round_trip_s": round(trip_s / operations, 6) if operations > 0 else None,
-            }
-        self._nfs = now
+                "operations_per_s": round(operations, 1), "reads_per_s": round(reads, 1),
+                "read_per_s": round(read), "write_per_s": round(written),
+                "round_trip_s": round(trips / operations, 6) if operations > 0 else None,
+            }  # fmt: skip
         return reading
+
+
+def _per_s(new: Sequence[float], old: Sequence[float], passed_s: float) -> list[float]:
+    return [(n - o) / passed_s for n, o in zip(new, old, strict=True)]
 
 
 class JobMeter:

@@ -67,15 +67,15 @@ class Gpu:
 
     index: int
     name: str
-    utilisation: float | None  # 0 to 1: the share of the time in which some kernel ran
-    memory_used_bytes: int | None
-    memory_bytes: int | None
-    power_w: float | None
-    power_limit_w: float | None
-    pcie_to_device_bytes_per_s: float | None
-    pcie_from_device_bytes_per_s: float | None
-    pcie_generation: int | None
-    pcie_width: int | None
+    utilisation: float | None = None  # 0 to 1: the share of the time in which some kernel ran
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    pcie_to_device_bytes_per_s: float | None = None
+    pcie_from_device_bytes_per_s: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
     uuid: str = ""
 
 
