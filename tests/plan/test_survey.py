@@ -350,8 +350,8 @@ def test_files_are_timed_whose_names_nobody_asked_for_before(
     for number in range(240):
         (tmp_path / f"{number}.jpg").write_bytes(bytes(100 + number))
     asked: list[str] = []
-    ask = contents._stat
-    monkeypatch.setattr(contents, "_stat", lambda path: (asked.append(path), ask(path))[1])
+    ask = contents.ask_size
+    monkeypatch.setattr(contents, "ask_size", lambda path: (asked.append(path), ask(path))[1])
     sampled = contents.sample_dataset(str(tmp_path), str(tmp_path / "scratch"), seconds=0.5)
     timed = [path for path, _ in sampled.timed]
     assert len(asked) == 120

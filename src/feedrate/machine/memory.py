@@ -102,11 +102,13 @@ def _read_limit(path: Path) -> int:
     return int(text) if text.isdigit() else NO_LIMIT_BYTES
 
 
+def count_machine_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def count_usable_memory_bytes() -> int:
     """Return the machine's memory, or what the tightest cgroup above this process leaves of it."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = read_memory_limit()
-    return total if limit is None else min(total, limit)
+    return min(count_machine_memory_bytes(), read_memory_limit() or NO_LIMIT_BYTES)
 
 
 def read_memory_limit(proc: Path = PROC, root: Path = ROOT) -> int | None:

@@ -171,7 +171,7 @@ def _sample_address(address: str, scratch: str, seconds: float) -> Sampled:
 def _sample_tree(root: str, tree: TreeCount) -> Sampled:
     # A file system answers sooner for a name that it was asked for just now: of many, half are left for that.
     count = len(tree.paths) if len(tree.paths) <= _FEW else min(_MOST_SIZES, len(tree.paths) // 2)
-    answers = list(map_in_time(_stat, tree.paths[:count], threads=AT_ONCE, seconds=_ASKING_S))
+    answers = list(map_in_time(ask_size, tree.paths[:count], threads=AT_ONCE, seconds=_ASKING_S))
     sizes = {path: size for path, size in answers if size is not None}
     if not any(sizes.values()):
         raise SourceError(
@@ -203,7 +203,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
 
 def ask_more_sizes(sampled: Sampled) -> Sampled:
     """Return the same with the sizes of files that were left for timing: nobody times them any more."""
-    answers = list(map_in_time(_stat, sampled.unasked, threads=AT_ONCE, seconds=_ASKING_S))
+    answers = list(map_in_time(ask_size, sampled.unasked, threads=AT_ONCE, seconds=_ASKING_S))
     return replace(sampled, sizes=[*sampled.sizes, *(size for _, size in answers if size is not None)])
 
 
@@ -211,7 +211,8 @@ def _share(count: int, total: int, noun: str) -> str:
     return f"{count:,} of {format_count(total, noun)} looked at"
 
 
-def _stat(path: str) -> tuple[str, int | None]:
+def ask_size(path: str) -> tuple[str, int | None]:
+    """Return a file's path and size; None: it is gone, a link to nowhere, or not to be looked at."""
     try:
         return path, os.stat(path).st_size
     except OSError:
@@ -241,11 +242,10 @@ def _read_values(root: str, values: Sequence[FileRange], seconds: float) -> list
 def _read_one(source: Bytes, value: Value) -> Content:
     if not isinstance(value, (FileRange, ContainerValue)):
         return Content("", value if isinstance(value, bytes) else str(value).encode())
-    suffix = file_suffix(value.path)
     try:
-        return Content(suffix, source.read(value))
+        return Content(file_suffix(value.path), source.read(value))
     except UnusableValue as error:
-        return Content(suffix, None, str(error))
+        return Content(file_suffix(value.path), None, str(error))
 
 
 def _sample_pack(path: str) -> Sampled:
@@ -328,7 +328,7 @@ def _find_containers(root: str, tree: TreeCount) -> list[tuple[str, int]]:
             f"{root} holds files of several kinds: {counts}", hint="name those of one kind: 'FOLDER/*.tar'"
         )
     (paths,) = kinds.values()
-    answers = map_in_time(_stat, sorted(paths), threads=AT_ONCE, seconds=_ASKING_S)
+    answers = map_in_time(ask_size, sorted(paths), threads=AT_ONCE, seconds=_ASKING_S)
     return [(path, size) for path, size in answers if size]
 
 

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
 from feedrate.model.numbers import find_store
 from feedrate.model.ways import COPY_STREAMS, copy_s
+from feedrate.plan.contents import ask_size
 from feedrate.plan.folders import count_tree
 from feedrate.plan.node import describe_node, find_scratch_speed, measure_memory, note_age
 from feedrate.plan.recipes import MARGIN
@@ -103,13 +104,15 @@ def estimate_copy(
     given, total = None if files is None else Figure.exactly(files, GIVEN), Figure.exactly(size or 0, GIVEN)
     # Only of files like those that are there it is known what the copier gets.
     other, like = complete_store(replace(speed, copy_bytes_per_s=None)), complete_store(speed)
-    loads: dict[str, tuple[Figure, Figure, StoreSpeed]] = {}
+    load: Figures = {"size": (total, "bytes")}
     if size is None:
-        loads[""] = found.files, whole, like
+        loads = {"": (found.files, whole, like)}
+        load = {"files": (found.files, ""), "a file": (found.mean_bytes, "bytes")}
     elif given is not None:
-        loads[""] = given, total, other
+        loads = {"": (given, total, other)}
+        load["files"] = given, ""
     else:
-        loads["as one file"] = Figure.exactly(1, GIVEN), total, other
+        loads = {"as one file": (Figure.exactly(1, GIVEN), total, other)}
         if 0 < found.mean_bytes.value < size / 2:
             count = combine(lambda each: size / each, {"each": found.mean_bytes})
             loads[f"in {count.value:,.0f} files, as those of {folder}"] = count, total, like
@@ -118,12 +121,7 @@ def estimate_copy(
         name: vary(_copy, count, bytes_, store, into, error_of)[0]
         for name, (count, bytes_, store) in loads.items()
     }
-    load: Figures = {"size": (total, "bytes")}
-    if size is None:
-        load = {"files": (found.files, ""), "a file": (found.mean_bytes, "bytes")}
-    elif given is not None:
-        load["files"] = given, ""
-    notes = [*_note_room(target, max(bytes_.value for _, bytes_, _ in loads.values()))]
+    notes = [*_note_room(target, whole.value if size is None else size)]
     notes += [f"{NOT_SEEN}: {folder}"] if speed.file_s.note == NOT_SEEN else []
     notes += [busy] if busy else []
     return Estimate(
@@ -131,16 +129,13 @@ def estimate_copy(
         f"by 'feedrate stage', {format_count(COPY_STREAMS, 'file')} at a time",
         answers=answers,
         unit="s",
-        figures={**load, **_name_speed(speed), f"writing to {target}": (_writes(into), "bytes/s"),
+        figures={**load, **_name_speed(speed),
+                 f"writing to {target}": (into.write_bytes_per_s or into.total_bytes_per_s, "bytes/s"),
                  f"a new file in {target}": (into.create_s or into.file_s, "s")},
         notes=(*notes, *(() if numbers is None else note_age(numbers))),
         commands=() if size is not None
         else (f"feedrate stage {shell_quote(what)} --scratch {shell_quote(target)}",),
     )  # fmt: skip
-
-
-def _writes(store: StoreSpeed) -> Figure:
-    return store.write_bytes_per_s or store.total_bytes_per_s
 
 
 def _copy(
@@ -173,13 +168,8 @@ def _look_at_files(path: str, seconds: float) -> _Files:
         return _Files(Figure.exactly(1), Figure.exactly(size), ((path, size),))
     tree = count_tree(path, seconds=seconds)
     paths = [*tree.paths, *tree.other_paths]
-    chosen = paths if len(paths) <= _MOST_SIZES else random.Random(0).sample(paths, _MOST_SIZES)
-    sizes = []
-    for name in chosen:
-        try:
-            sizes.append((name, os.stat(name).st_size))
-        except OSError:
-            continue  # gone since, or a link to nowhere
+    chosen = random.Random(0).sample(paths, min(len(paths), _MOST_SIZES))
+    sizes = [(name, size) for name, size in map(ask_size, chosen) if size is not None]
     files = combine(lambda images, others: images + others, {"images": tree.images, "others": tree.others})
     if not sizes:
         return _Files(files, Figure.exactly(0), ())
@@ -216,22 +206,25 @@ def _note_room(target: str, size_bytes: float) -> tuple[str, ...]:
         memory = MemoryGauge().measure()
         most = min(memory.limit_bytes // 2, memory.free_bytes)
         if size_bytes > most:
-            return (
-                f"it does not fit: {target} is memory, of which a copy may take {format_bytes(most)} here",
-            )
+            room = f"of which a copy may take {format_bytes(most)} here"
+            return (f"it does not fit: {target} is memory, {room}",)
     return ()
 
 
 def _name_speed(speed: StoreSpeed) -> Figures:
-    rows: list[tuple[str, Figure | None, str]] = [
-        ("copying such files", speed.copy_bytes_per_s, "bytes/s"),
-        ("opening a file", speed.file_s, "s"),
-        (f"opening {speed.streams} at a time", speed.files_per_s, "files/s"),
-        ("asking a file for its size", speed.stat_s, "s"),
-        ("reading, one stream", speed.stream_bytes_per_s, "bytes/s"),
-        (f"reading, {speed.streams} streams", speed.total_bytes_per_s, "bytes/s"),
-    ]
-    return {name: (figure, unit) for name, figure, unit in rows if figure is not None}
+    return _pick({
+        "copying such files": (speed.copy_bytes_per_s, "bytes/s"),
+        "opening a file": (speed.file_s, "s"),
+        f"opening {speed.streams} at a time": (speed.files_per_s, "files/s"),
+        "asking a file for its size": (speed.stat_s, "s"),
+        "reading, one stream": (speed.stream_bytes_per_s, "bytes/s"),
+        f"reading, {speed.streams} streams": (speed.total_bytes_per_s, "bytes/s"),
+    })  # fmt: skip
+
+
+def _pick(figures: Mapping[str, tuple[Figure | None, str]]) -> Figures:
+    """Return the figures that are known."""
+    return {name: (figure, unit) for name, (figure, unit) in figures.items() if figure is not None}
 
 
 def estimate_epoch(dataset: str, *, workers: int = 4, **options: Any) -> Estimate:
@@ -255,18 +248,17 @@ def estimate_epoch(dataset: str, *, workers: int = 4, **options: Any) -> Estimat
             lambda samples, rate: samples / rate / devices, {"samples": survey.trained_samples, "rate": rate}
         )
         answers["the device alone"] = alone
+    known = complete_survey(survey) if survey.has_images else survey
     figures = _name_dataset(survey)
     figures |= {f"samples of '{name}'": (count, "") for name, count in survey.parts.items()}
-    if survey.has_images:
-        known = complete_survey(survey)
-        for name, figure in (("with Pillow", known.pillow_s), ("by feedrate", known.feedrate_s)):
-            if figure is not None:
-                figures[f"decoding {name}, a core"] = figure, "s"
-    figures |= {"cores": (node.cores, "")}
-    figures |= {f"{node.model or 'the model'} trains on": (rate, "images/s")} if rate else {}
-    return Estimate(
-        f"an epoch of {dataset}", answers, "s", {**figures, **_name_speed(survey.source)}, plan.notes
-    )
+    figures |= _pick({
+        "decoding with Pillow, a core": (known.pillow_s, "s"),
+        "decoding by feedrate, a core": (known.feedrate_s, "s"),
+        "cores": (node.cores, ""),
+        f"{node.model or 'the model'} trains on": (rate, "images/s"),
+    })  # fmt: skip
+    figures |= _name_speed(survey.source)
+    return Estimate(f"an epoch of {dataset}", answers, "s", figures, plan.notes)
 
 
 def _list_epochs(name: str, way: Way) -> dict[str, Figure]:
@@ -315,14 +307,9 @@ def estimate_memory(
     limit, whose = measure_memory()
     figures |= {f"free memory ({whose})": (limit, "bytes"), "for the training process": (_TRAINING, "bytes")}
     least, needed, most = ((end + PROCESS_BYTES) / MARGIN for end in (size.low, size.value, size.high))
-    fits = (
-        "it does not fit"
-        if least > limit.value
-        else "it may fit, barely"
-        if most > limit.value
-        else "it fits"
-    )
-    are = "are needed " if least > limit.value else ""
+    fits, are = ("it may fit, barely" if most > limit.value else "it fits"), ""
+    if least > limit.value:
+        fits, are = "it does not fit", "are needed "
     has = f"of the {format_bytes(limit.value)} that are free, training included"
     return Estimate(
         f"{dataset} in memory, {'decoded' if decoded else 'as its files are'}",

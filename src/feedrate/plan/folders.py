@@ -77,13 +77,10 @@ def estimate_entries(found: FolderSample) -> Figure:
         return Figure.exactly(seen)
     # Blocks of names: densely filled by XFS, half to three quarters by ext4.
     dense = found.size_bytes / (found.name_bytes / seen + 12)
-    if dense > seen and not found.size_bytes % 512:
-        return _between(0.75 * dense, 0.4 * dense, 1.05 * dense, seen)
-    return _between(2.0 * seen, seen, 10.0 * seen, seen)
-
-
-def _between(value: float, low: float, high: float, least: float) -> Figure:
-    return Figure(max(value, least), max(low, least), max(high, value, least))
+    is_told = dense > seen and not found.size_bytes % 512
+    ends = (0.4, 0.75, 1.05) if is_told else (1.0, 2.0, 10.0)
+    low, value, high = (max(end * (dense if is_told else seen), seen) for end in ends)
+    return Figure(value, low, high)
 
 
 @dataclass(slots=True)
@@ -135,8 +132,7 @@ def count_tree(root: str, *, seconds: float) -> TreeCount:
     if _OF_THE_DISK in top.folders:
         top.folders.remove(_OF_THE_DISK)
     levels = [_Level(Total(1), 1, [top], top.took_s)]
-    while levels[-1].found_folders:
-        known = list(levels[-1].list_folders())
+    while known := list(levels[-1].list_folders()):
         random.shuffle(known)
         keep = min(max(4 * _MOST_NAMES // len(known), _FEWEST_NAMES), _MOST_NAMES)
         waiting, listed = iter(known), list[FolderSample]()
@@ -172,10 +168,6 @@ class _Level:
         errors = [(whole.high - whole.low) / 4 for whole in wholes]
         self.unsure = math.fsum(error**2 for error in errors)
 
-    @property
-    def found_folders(self) -> int:
-        return sum(len(one.folders) for one in self.listed)
-
     def list_folders(self) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
         return ((os.path.join(one.path, name), one.above) for one in self.listed for name in one.folders)
 
@@ -188,8 +180,7 @@ class _Level:
         return self.estimate([len(one.folders) for one in self.listed], 0.0)
 
     def estimate_files(self, *, wanted: bool) -> Total:
-        kinds = [one.wanted if wanted else one.others for one in self.listed]
-        counts = [kind.total() for kind in kinds]
+        counts = [(one.wanted if wanted else one.others).total() for one in self.listed]
         return self.estimate(counts, self.unsure if any(counts) else 0.0)
 
 

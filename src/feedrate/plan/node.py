@@ -14,7 +14,7 @@ from feedrate.lab.trial_files import BRIEF, measure_files
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.machine.disk import find_scratch, measure_room
 from feedrate.machine.gpu import describe_gpus
-from feedrate.machine.memory import MemoryGauge, read_memory_limit
+from feedrate.machine.memory import MemoryGauge, count_machine_memory_bytes, read_memory_limit
 from feedrate.machine.results import Gpu, MachineNumbers, StoreSpeed
 from feedrate.model.gpus import find_model_rate
 from feedrate.model.numbers import OLD_DAYS, age_days, find_store
@@ -72,15 +72,11 @@ def describe_node(
         scratch=speed,
         scratch_path=folder,
         scratch_free_bytes=_exactly(measure_room(folder).free_bytes) if folder else None,
-        machine_memory_bytes=None if whose == _MACHINE else _exactly(_read_machine_memory()),
+        machine_memory_bytes=None if whose == _MACHINE else _exactly(count_machine_memory_bytes()),
         pack_folder=home,
         pack_free_bytes=home_free,
         notes=tuple(notes),
     )
-
-
-def _read_machine_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _exactly(value: float | None) -> Figure | None:

@@ -162,12 +162,12 @@ class Way:
     disk_bytes: Figure
     memory_bytes: Figure
     limit: str
-    pays_after: float | None
-    gpu_hours_saved: Figure
-    why_not: str
     needs: str
-    commands: tuple[str, ...]
     timeline: tuple[tuple[str, float], ...]
+    gpu_hours_saved: Figure
+    pays_after: float | None = None
+    why_not: str = ""
+    commands: tuple[str, ...] = ()
     workers: int = 0
     kept: float = 0.0
     pack_bytes: float = 0.0

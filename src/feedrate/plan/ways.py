@@ -326,8 +326,7 @@ class Case:
             disk_bytes=exactly(pack_bytes + copy_bytes), pack_bytes=pack_bytes, copy_bytes=copy_bytes,
             memory_bytes=exactly(used), workers=workers, kept=kept,
             limit=limits.IDLE_WORKERS if limit == limits.STARVED and is_shared_out else limit,
-            timeline=(*parts, (FIRST, first_s), *rest),
-            pays_after=None, gpu_hours_saved=exactly(0.0), why_not="", commands=(),
+            timeline=(*parts, (FIRST, first_s), *rest), gpu_hours_saved=exactly(0.0),
         )  # fmt: skip
 
     def _pack_s(self, recipe: Recipe, size_bytes: float) -> float:
