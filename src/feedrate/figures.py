@@ -75,6 +75,11 @@ class Figure:
         low, high = (self.value + (bound - self.value) * share for bound in (self.low, self.high))
         return replace(self, low=low, high=high)
 
+    def moved(self, change: float, least: float) -> Figure:
+        """Return the same with so much added, and no less than `least`."""
+        value, low, high = (max(end + change, least) for end in (self.value, self.low, self.high))
+        return replace(self, value=value, low=low, high=high)
+
     def scaled(self, factor: float) -> Figure:
         low, high = sorted((self.low * factor, self.high * factor))
         return replace(self, value=self.value * factor, low=low, high=high)

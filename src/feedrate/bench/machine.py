@@ -39,7 +39,7 @@ from feedrate.loader.geometry import Geometry
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine, find_node, read_cpu_model
 from feedrate.machine.disk import describe_storage, find_scratch
-from feedrate.machine.results import MachineNumbers, ModelRates, StoreSpeed
+from feedrate.machine.results import MachineNumbers, ModelRates
 from feedrate.model.gpus import KNOWN_MODELS
 from feedrate.units import format_count, format_seconds
 
@@ -53,16 +53,6 @@ _MODEL = "resnet50"
 _LEAST_ROUNDS = 3
 _BATCHES = 8  # that the GPU is given at once
 _STEPS, _BACKWARD = 5, 4  # steps at least that a model is measured with; training by forward, in time
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A folder that was named. `inside`: the folder of our own below it."""
-
-    name: str
-    folder: Path
-    inside: Path
-    sizes: Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +105,17 @@ def bench_machine(
     """
     began, effort, neighbours = time.perf_counter(), _QUICK if is_quick else _FULL, Neighbours()
     left_out: dict[str, str] = {}
+
+    def say_of(name: str) -> Say:
+        return lambda text: say(f"{name}: {text}")
+
     with ExitStack() as stack:
-        opened = [_open_store(name, folder, is_quick, stack, say) for name, folder in stores.items()]
-        speeds = {store.name: _measure_store(store, say) for store in opened}
+        # All are tried before the first is measured.
+        opened = {name: _open_store(folder, is_quick, stack, say) for name, folder in stores.items()}
+        speeds = {name: measure_files(*store, say_of(name)) for name, store in opened.items()}
         say(f"decoding {format_count(effort.photographs, 'photograph')} on one core and on all")
         jpegs = [make_photograph(number).jpeg for number in range(effort.photographs)]
-        with _open_photographs(jpegs, opened[0].inside) as samples:
+        with _open_photographs(jpegs, next(iter(opened.values()))[0]) as samples:
             geometry = samples.draw(_SIDE, seed=0)
             decode, gain = _measure_decoding(samples, geometry, effort.seconds)
         say("the device")
@@ -130,7 +125,10 @@ def bench_machine(
         node=find_node(),
         date=date.today().isoformat(),
         machine=describe_machine(["bench", "machine", *(["--quick"] if is_quick else [])]),
-        stores={describe_storage(store.folder).mount_point: speeds[store.name] for store in opened},
+        stores={
+            describe_storage(folder).mount_point: replace(speeds[name], path=str(folder))
+            for name, folder in stores.items()
+        },
         decode_images_per_s=decode,
         core_gain=gain,
         to_device_bytes_per_s=gpu.get("pinned"),
@@ -149,15 +147,11 @@ def bench_machine(
     return result, numbers
 
 
-def _open_store(name: str, folder: Path, is_quick: bool, stack: ExitStack, say: Say) -> Store:
+def _open_store(folder: Path, is_quick: bool, stack: ExitStack, say: Say) -> tuple[Path, Sizes]:
+    """Return a folder of our own below the one that was named, and how much to write there."""
     check_store(folder)
     inside = stack.enter_context(own_folder(folder, "feedrate-bench-machine-", say))
-    return Store(name, folder, inside, choose_sizes(inside, QUICK if is_quick else FULL))
-
-
-def _measure_store(store: Store, say: Say) -> StoreSpeed:
-    speed = measure_files(store.inside, store.sizes, lambda text: say(f"{store.name}: {text}"))
-    return replace(speed, path=str(store.folder))
+    return inside, choose_sizes(inside, QUICK if is_quick else FULL)
 
 
 def _open_photographs(jpegs: Sequence[bytes], folder: Path) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from torch import Tensor, nn
 from feedrate.lab.child import Readings, measure
 from feedrate.lab.loader import FeedOptions, list_images, make_feed
 from feedrate.lab.photographs import CLASSES
-
-if TYPE_CHECKING:
-    import torch
 
 PEAK_LEARNING_RATE = 0.2
 
@@ -84,8 +81,6 @@ def shape_of_rate(progress: float) -> float:
 
 def train(kind: str, path: str, images: int, held_out: str, epochs: int, options: dict[str, Any]) -> Readings:
     """Train for 1 + `epochs` epochs on `images` images, the first untimed; then judge on held-out ones."""
-    import torch
-
     feed = FeedOptions(**options)
     # Both runs begin with the same weights.
     random.seed(feed.seed)
@@ -97,10 +92,8 @@ def train(kind: str, path: str, images: int, held_out: str, epochs: int, options
     return readings
 
 
-def load_whole(root: str, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+def load_whole(root: str, side: int) -> tuple[Tensor, Tensor]:
     """Return the middle squares of all images under `root`, and labels; by Pillow, one judge for both."""
-    import torch
-
     listed = list_images(root)
     pixels = np.empty((len(listed), side, side, 3), np.uint8)
     for number, (path, _) in enumerate(listed):

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.arrays import I64, U8
@@ -241,15 +240,16 @@ def decode_as_torchvision(file: bytes, box: Box, side: int, flip: bool, filter_:
     Raises:
         Exception: whatever Pillow raises for a file that it does not decode.
     """
-    return _finish(_open(file).crop(box).resize((side, side), filter_), flip)
+    pixels = np.asarray(_open(file).crop(box).resize((side, side), filter_))
+    return np.ascontiguousarray(pixels[:, ::-1]) if flip else pixels
 
 
 def compare_pixels(ours: U8, theirs: U8) -> Difference:
     difference = np.abs(ours.astype(np.int16) - theirs.astype(np.int16))
-    largest = int(difference.max())
-    counts = np.bincount(np.minimum(difference.max(axis=-1), 3).reshape(-1), minlength=4)
-    levels = (int(counts[0]), int(counts[1]), int(counts[2]), int(counts[3]))
-    return Difference(_psnr(difference), largest, levels)
+    zero, one, two, more = np.bincount(np.minimum(difference.max(axis=-1), 3).ravel(), minlength=4).tolist()
+    error = float(np.square(difference, dtype=np.float64).mean())
+    psnr_db = 10 * math.log10(255**2 / error) if error else None
+    return Difference(psnr_db, int(difference.max()), (zero, one, two, more))
 
 
 def check_pixels(pack_path: str, *, side: int, images: int = 24, seed: int = 0) -> PixelCheck:
@@ -300,13 +300,3 @@ def _open(file: bytes) -> Image.Image:
     with image:
         pixels: Image.Image = image.convert("RGB")
     return pixels
-
-
-def _finish(image: object, flip: bool) -> U8:
-    pixels = np.asarray(image)
-    return np.ascontiguousarray(pixels[:, ::-1]) if flip else pixels
-
-
-def _psnr(difference: npt.NDArray[np.int16]) -> float | None:
-    error = float((difference.astype(np.float64) ** 2).mean())
-    return 10 * math.log10(255**2 / error) if error else None

@@ -20,7 +20,7 @@ from PIL import Image
 
 from feedrate.draws import draw_crop
 from feedrate.errors import MissingExtra
-from feedrate.kernel import I64, U8
+from feedrate.kernel import U8
 from feedrate.lab.child import Readings, measure
 from feedrate.source.folders import find_images
 
@@ -143,7 +143,9 @@ class PackFeed:
             rank=0,
             world_size=1,
             # A dataset that is large enough goes the way that a training takes.
-            order=None if options.repeat == 1 else lambda epoch: _shuffled(repeated, options.seed, epoch),
+            order=None
+            if options.repeat == 1
+            else lambda epoch: np.random.default_rng((options.seed, epoch)).permutation(repeated),
         )
 
     def epoch(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:  # noqa: ARG002 - the loader counts itself
@@ -151,10 +153,6 @@ class PackFeed:
 
     def close(self) -> None:
         self.loader.close()
-
-
-def _shuffled(positions: I64, seed: int, epoch: int) -> I64:
-    return np.random.default_rng((seed, epoch)).permutation(positions)
 
 
 def make_feed(kind: str, path: str, options: FeedOptions) -> FileFeed | PackFeed:

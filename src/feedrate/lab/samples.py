@@ -140,9 +140,10 @@ def _in_memory(samples: Sequence[tuple[str, bytes]]) -> Iterator[tuple[str, list
     """Yield a folder with the samples as files, in memory where there is room for it, and their names."""
     from feedrate.errors import StorageError
     from feedrate.files.own_folder import own_folder
+    from feedrate.machine.disk import measure_room
 
     size_bytes, shared = sum(len(data) for _, data in samples), "/dev/shm"
-    has_room = os.access(shared, os.W_OK) and _free_bytes(shared) > 3 * size_bytes
+    has_room = os.access(shared, os.W_OK) and measure_room(shared).free_bytes > 3 * size_bytes
     names = [f"{number}{suffix}" for number, (suffix, _) in enumerate(samples)]
     with own_folder(shared if has_room else tempfile.gettempdir(), "feedrate-plan-") as inside:
         folder = os.path.join(inside, "samples")
@@ -157,11 +158,6 @@ def _in_memory(samples: Sequence[tuple[str, bytes]]) -> Iterator[tuple[str, list
                 hint="name another folder for temporary files: TMPDIR=DIR feedrate plan ...",
             ) from error
         yield folder, names
-
-
-def _free_bytes(folder: str) -> int:
-    info = os.statvfs(folder)
-    return info.f_bavail * info.f_frsize
 
 
 def _measure_packing(folder: str, names: Sequence[str], sizes: Sequence[int], has_images: bool) -> Figure:

@@ -277,7 +277,8 @@ class _Measurement:
             # A name that was asked for just now is known for some seconds, and by the next epoch forgotten.
             asking = {"file": warm[0], "asking": stat_s}
             warm = combine(lambda file, asking: file + asking, asking), warm[1]
-        note = self._describe(readings, storage.is_virtual_disk)
+        note = format_count(len(readings), "file")
+        note += ", a virtual disk, which its host may cache" if storage.is_virtual_disk else ""
         speed = StoreSpeed(
             path=self._folder,
             kind=storage.kind,
@@ -323,12 +324,6 @@ class _Measurement:
             return StorageError(f"there is no file in {self._folder} to measure its speed with")
         path = os.fsdecode(self._error.filename or self._folder)
         return StorageError(f"cannot read {path}: {self._error.strerror or self._error}")
-
-    def _describe(self, readings: list[_Reading], is_virtual: bool) -> str:
-        words = [format_count(len(readings), "file")]
-        if is_virtual:
-            words.append("a virtual disk, which its host may cache")
-        return ", ".join(words)
 
     def _read_one_by_one(self, files: list[tuple[str, int]]) -> tuple[list[_Reading], list[_Reading]]:
         """Return what files took, and those of them that were not in memory, again at once."""
@@ -508,12 +503,13 @@ class _Measurement:
         return Figure.of_mean(times, format_count(len(times), "read")) if times else None
 
     def _find_keeping(self, readings: list[_Reading], again: list[_Reading]) -> bool | None:
-        if not self._has_cold:
-            return True
-        if not again:
-            return None
-        once = sum(reading.read_s for reading in readings) / sum(reading.size_bytes for reading in readings)
-        return sum(r.read_s for r in again) / sum(r.size_bytes for r in again) < once / 2
+        if not (again and self._has_cold):
+            return None if self._has_cold else True
+        once, twice = (
+            sum(one.read_s for one in some) / sum(one.size_bytes for one in some)
+            for some in (readings, again)
+        )
+        return twice < once / 2
 
 
 def _find_inside(size_bytes: int) -> int:
@@ -558,8 +554,7 @@ def _fit(readings: Sequence[_Reading]) -> tuple[Figure, Figure | None]:
 
 def _find_file_s(readings: Sequence[_Reading], rate: float) -> Figure:
     left = [reading.open_s + reading.read_s - reading.size_bytes / rate for reading in readings]
-    figure, least = Figure.of_mean(left), math.fsum(reading.open_s for reading in readings) / len(readings)
-    return Figure(max(figure.value, least), max(figure.low, least), max(figure.high, least))
+    return Figure.of_mean(left).moved(0.0, math.fsum(reading.open_s for reading in readings) / len(readings))
 
 
 def _find_ratio(blocks: Sequence[tuple[int, float]]) -> Figure:

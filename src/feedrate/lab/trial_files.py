@@ -11,7 +11,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -141,13 +141,7 @@ def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpee
 
 def _take_off(file_s: Figure, each_bytes: int, at: Figure, instead: Figure) -> Figure:
     change = each_bytes / at.value - each_bytes / instead.value
-    least = 0.5 * file_s.value  # a file is not opened in no time
-    return replace(
-        file_s,
-        value=max(file_s.value + change, least),
-        low=max(file_s.low + change, least),
-        high=max(file_s.high + change, least),
-    )
+    return file_s.moved(change, 0.5 * file_s.value)  # a file is not opened in no time
 
 
 def _write_large(path: Path, sizes: Sizes) -> int:
@@ -177,11 +171,7 @@ def _write_small(folder: Path, sizes: Sizes) -> list[tuple[Path, int]]:
         if time.perf_counter() > deadline:
             break
     sync_file_system(folder)
-    _drop(path for path, _ in made)
-    return made
-
-
-def _drop(paths: Iterable[Path]) -> None:
-    for path in paths:
+    for path, _ in made:
         with open(path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return made

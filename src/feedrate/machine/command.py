@@ -34,9 +34,9 @@ def check_command(command: Sequence[str], ours: str) -> None:
         )
     if shutil.which(program) is None:
         raise NotFound(f"no program '{program}'", hint=_suggest_program(program, command, ours))
-    script = find_script(command)
-    if script is not None and not os.path.exists(script):
-        raise NotFound(f"no script at {script}", hint=suggest_path(script))
+    call = read_python_call(command)
+    if call is not None and call.script is not None and not os.path.exists(call.script):
+        raise NotFound(f"no script at {call.script}", hint=suggest_path(call.script))
 
 
 def explain_failure(program: str, error: OSError) -> UsageError:
@@ -105,9 +105,3 @@ def read_python_call(command: Sequence[str]) -> PythonCall | None:
                     break
                 flags += letter
     return PythonCall(flags, None)
-
-
-def find_script(command: Sequence[str]) -> str | None:
-    """Return the script that `python [options] SCRIPT ...` names; None where there is none to be found."""
-    call = read_python_call(command)
-    return None if call is None else call.script

@@ -180,13 +180,9 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 def find_mount(real_path: str, mounts: Sequence[Mount]) -> Mount | None:
     """Return the mount that a path without links is on: the deepest, and of those the one made last."""
-    best: Mount | None = None
-    for mount in mounts:
-        point = mount.mount_point.rstrip("/")
-        inside = real_path == point or real_path.startswith(point + "/")
-        if inside and (best is None or len(point) >= len(best.mount_point.rstrip("/"))):
-            best = mount
-    return best
+    points = [(mount.mount_point.rstrip("/"), mount) for mount in reversed(mounts)]
+    above = [(len(point), mount) for point, mount in points if f"{real_path}/".startswith(f"{point}/")]
+    return max(above, key=lambda one: one[0], default=(0, None))[1]
 
 
 def _unescape(text: str) -> str:
@@ -196,20 +192,14 @@ def _unescape(text: str) -> str:
 
 def _device_number(path: str, mount: Mount) -> str:
     # btrfs and overlay give files other numbers than mountinfo shows; only one of the two leads to a disk.
-    number = mount.device
-    if number.startswith("0:"):
-        try:
-            device = os.stat(path).st_dev
-        except OSError:
-            return number
-        if os.major(device):
-            return f"{os.major(device)}:{os.minor(device)}"
-        try:
-            source = os.stat(mount.source)
-        except (OSError, ValueError):
-            return number
-        return f"{os.major(source.st_rdev)}:{os.minor(source.st_rdev)}"
-    return number
+    if not mount.device.startswith("0:"):
+        return mount.device
+    try:
+        device = os.stat(path).st_dev
+        device = device if os.major(device) else os.stat(mount.source).st_rdev
+    except (OSError, ValueError):
+        return mount.device
+    return f"{os.major(device)}:{os.minor(device)}"
 
 
 def find_disk(device: str, sys_block: Path = Path("/sys/dev/block")) -> Path | None:
@@ -247,11 +237,8 @@ def list_scratch(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str,
         if folder and not is_default:
             yield folder, f"${name}"
     user = environ.get("USER", "")
-    for root in _SCRATCH:
-        if user:
-            yield f"{root}/{user}", "a usual place for scratch"
-    for root in _SCRATCH:
-        yield root, "a usual place for scratch"
+    for folder in (*(f"{root}/{user}" for root in _SCRATCH if user), *_SCRATCH):
+        yield folder, "a usual place for scratch"
 
 
 def find_scratch(environ: Mapping[str, str] = os.environ) -> Path | None:
