@@ -105,17 +105,13 @@ def draw_append(result: AppendResult, width: int | None = None) -> str:
         f"appended {format_count(result.added, 'sample')} to {result.pack}, which has {total} now",
         *table_lines(rows),
         *([f"the new shards lie in {result.source}, which must stay where it is"] if result.refers else []),
-        *_unassigned_lines(result.unassigned, result.pack),
+        *(
+            Command(
+                f"the new samples are in no part of '{name}' yet: "
+                f"feedrate split {shell_quote(result.pack)} --name {name} --extend"
+            )
+            for name in result.unassigned
+        ),
         *rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack"),
     ]
     return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.pack)}")], width)
-
-
-def _unassigned_lines(columns: tuple[str, ...], pack: str) -> list[Line]:
-    return [
-        Command(
-            f"the new samples are in no part of '{name}' yet: "
-            f"feedrate split {shell_quote(pack)} --name {name} --extend"
-        )
-        for name in columns
-    ]

@@ -40,17 +40,11 @@ def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     lines += [_problem_line(problem) for problem in result.problems]
     if result.comparison is not None:
         lines += _comparison_lines(result.comparison)
-    done = "indexed" if result.is_index else "packed"
-    if result.comparison is not None and result.problems:
-        lines += [
-            format_count(len(result.problems), "problem"),
-            "",
-            "next: report it as a bug, with a file",
-        ]
-    elif result.problems:
-        again = "index them" if result.is_index else "pack the source"
-        lines += [format_count(len(result.problems), "problem")]
-        lines += ["", f"next: restore the named files from a copy, or {again} again"]
+    done, again = ("indexed", "index them") if result.is_index else ("packed", "pack the source")
+    if result.problems:
+        step = f"restore the named files from a copy, or {again} again"
+        step = step if result.comparison is None else "report it as a bug, with a file"
+        lines += [format_count(len(result.problems), "problem"), "", f"next: {step}"]
     elif result.manifest_checked:
         lines.append(f"good: every byte is as it was {done}")
     else:
@@ -164,7 +158,10 @@ def _summary_words(field: FieldSummary) -> str:
 def draw_warm(result: WarmResult, width: int | None = None) -> str:
     files, size = format_count(result.files, "file"), format_bytes(result.size_bytes)
     rate = format_bytes(result.loaded_bytes / max(result.seconds, 1e-9))
-    before, after = map(_say_share, (result.resident_before, result.resident_after))
+    before, after = (
+        "unknown (this file system does not tell)" if share is None else format_percent(share)
+        for share in (result.resident_before, result.resident_after)
+    )
     room = f"{format_bytes(result.limit_bytes)}: {result.limit_reason}" if result.left_out else ""
     rows = [
         ("memory", f"{before} before, {after} now"),
@@ -173,19 +170,13 @@ def draw_warm(result: WarmResult, width: int | None = None) -> str:
     ]
     lines = [f"{result.pack}: {files}, {size}", *table_lines(rows)]
     if result.left_out:
-        names = name_some(result.left_out)
-        count = format_count(len(result.left_out), "file")
-        what = f"{count} ({format_bytes(result.left_out_bytes)}) did not fit"
+        where, step = (
+            ", to be read from the disk",
+            "next: ask for more memory, or put the pack on a local disk",
+        )
         if result.resident_after == 1:
-            lines.append(f"{what} into that room, and lie in memory all the same: {names}")
-        else:
-            lines += [
-                f"{what}, to be read from the disk: {names}",
-                "",
-                "next: ask for more memory, or put the pack on a local disk",
-            ]
+            where, step = " into that room, and lie in memory all the same", ""
+        count = format_count(len(result.left_out), "file")
+        what = f"{count} ({format_bytes(result.left_out_bytes)}) did not fit{where}"
+        lines += [f"{what}: {name_some(result.left_out)}", *(["", step] if step else [])]
     return lay_out(lines, width)
-
-
-def _say_share(share: float | None) -> str:
-    return "unknown (this file system does not tell)" if share is None else format_percent(share)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from feedrate.doctor.results import Curve, Diagnosis, Finding, Remedy, RunFacts
@@ -38,26 +38,14 @@ def place(value: float, start: float, end: float) -> float:
     return clamp((value - start) / (end - start)) if end > start else 0.0
 
 
-def seconds(value: float | None) -> str:
-    if not is_number(value):
-        return UNKNOWN
-    return format_seconds(value) if value > 0 else "0 s"
+def _if_known(say: Callable[[float], str]) -> Callable[[float | None], str]:
+    return lambda value: say(value) if is_number(value) else UNKNOWN
 
 
-def share(value: float | None) -> str:
-    return format_percent(value) if is_number(value) else UNKNOWN
-
-
-def rate(value: float | None) -> str:
-    return format_rate(value, "samples") if is_number(value) else UNKNOWN
-
-
-def number(value: float | None) -> str:
-    return format_number(value) if is_number(value) else UNKNOWN
-
-
-def factor(value: float) -> str:
-    return f"{format_factor(value)}x" if is_number(value) else UNKNOWN
+seconds = _if_known(lambda value: format_seconds(value) if value > 0 else "0 s")
+share, number, in_bytes = map(_if_known, (format_percent, format_number, format_bytes))
+rate = _if_known(lambda value: format_rate(value, "samples"))
+factor = _if_known(lambda value: f"{format_factor(value)}x")
 
 
 def part_remedies(remedies: Iterable[Remedy]) -> tuple[list[Remedy], list[Remedy]]:
@@ -99,7 +87,7 @@ def named(name: str, value: float | int | str | None) -> str:
     elif words.endswith("_s"):
         words, said = words.removesuffix("_s"), seconds(value)
     elif words.endswith("_bytes"):
-        words, said = words.removesuffix("_bytes"), format_bytes(value) if is_number(value) else UNKNOWN
+        words, said = words.removesuffix("_bytes"), in_bytes(value)
     else:
         said = share(value) if words.endswith("_share") else number(value)
     return f"{words.replace('_', ' ')}: {said}"
@@ -207,11 +195,10 @@ def list_remedies(diagnosis: Diagnosis) -> list[Item]:
     for one in part_remedies(diagnosis.remedies)[0] if has_gain else diagnosis.remedies:
         how = "tried in this run" if one.basis == "measured" else "predicted"
         limit = f"; then the limit is {one.next_bottleneck}" if one.next_bottleneck else ""
-        typed = (*([f"$ {one.command}"] if one.command else []), *([one.change] if one.change else []))
+        typed = tuple(filter(None, (one.command and f"$ {one.command}", one.change)))
         title = f"{one.title} ({how}{limit}; --applied {one.name})" if has_gain else one.title
         notes = (one.note,) if one.note else ()
-        remedy = one if has_gain else None
-        items.append(Item(title, remedy, notes, (), typed, one.code or "", one.left_out))
+        items.append(Item(title, one if has_gain else None, notes, (), typed, one.code or "", one.left_out))
     return items
 
 
@@ -223,7 +210,8 @@ def list_findings(diagnosis: Diagnosis) -> list[Item]:
         title = f"{one.code}{cost}{reason(one, diagnosis.findings)}: {one.title}"
         numbers = "; ".join(named(name, value) for name, value in one.numbers.items())
         cause = (one.cause,) if one.cause else ()
-        items.append(Item(title, lines=cause, points=(*one.evidence, *([f"({numbers})"] if numbers else []))))
+        points = (*one.evidence, f"({numbers})") if numbers else one.evidence
+        items.append(Item(title, lines=cause, points=points))
     return items
 
 

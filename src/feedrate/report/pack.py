@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from feedrate.report.lines import Command, Line, count_words, lay_out, rejection_lines, table_lines
@@ -16,30 +16,37 @@ if TYPE_CHECKING:  # a command that draws what it found need not load what other
 
 def draw_pack(result: PackResult, width: int | None = None) -> str:
     unlisted = format_count(result.unlisted, "image")
-    lines: list[Line] = [
+    rows = [
+        ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
+        ("labels", _column_words(result.label_columns)),
+        ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
+                 f"from {format_bytes(result.source_bytes)} of files"),
+        *_recoded_rows(result.recoded),
+        ("time", _time_words(result)),
+        ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+        *_pixel_rows(result),
+        ("ignored", _ignored_words(result.ignored)),
+        ("left out", f"{unlisted} that the table does not name" if result.unlisted else ""),
+        *_mapped_rows(result.mapped),
+        *(summarise_quality(result.quality) if result.quality is not None else ()),
+    ]  # fmt: skip
+    done = f"packed {format_count(result.samples, 'sample')} ({_label_words(result)}) into {result.target}"
+    step = f"feedrate verify {shell_quote(result.target)}"
+    return lay_out([*_list_made(result, done, rows, "in the pack"), "", Command(f"next: {step}")], width)
+
+
+def _list_made(
+    result: PackResult | IndexResult, done: str, rows: Iterable[tuple[str, ...]], where: str
+) -> list[Line]:
+    """Return what all of them say: how much was made, and of which samples it was not."""
+    return [
         *_most_left_out(result),
         *_deep_words(result),
-        f"packed {format_count(result.samples, 'sample')} ({_label_words(result)}) into {result.target}",
-        *table_lines(
-            [
-                ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
-                ("labels", _column_words(result.label_columns)),
-                ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
-                         f"from {format_bytes(result.source_bytes)} of files"),
-                *_recoded_rows(result.recoded),
-                ("time", _time_words(result)),
-                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
-                *_pixel_rows(result),
-                ("ignored", _ignored_words(result.ignored)),
-                ("left out", f"{unlisted} that the table does not name" if result.unlisted else ""),
-                *_mapped_rows(result.mapped),
-                *(summarise_quality(result.quality) if result.quality is not None else ()),
-            ]
-        ),
-    ]  # fmt: skip
-    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl in the pack")
-    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
-    return lay_out([*lines, "", Command(f"next: feedrate verify {shell_quote(result.target)}")], width)
+        done,
+        *table_lines(rows),
+        *rejection_lines("rejected", result.rejected, f"all of them: rejected.jsonl {where}"),
+        *rejection_lines("damaged, but kept since Pillow decodes it", result.damaged),
+    ]
 
 
 def _column_words(columns: tuple[str, ...]) -> str:
@@ -78,24 +85,17 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     if result.resumed_parts:
         resumed = f", {result.resumed_parts:,} of {result.parts:,} parts done before"
     rate = format_rate(result.samples / result.seconds, "samples") if result.seconds else ""
-    lines: list[Line] = [
-        *_most_left_out(result),
-        *_deep_words(result),
-        f"indexed {format_count(result.samples, 'sample')} ({_label_words(result)}) of {result.source}",
-        *table_lines(
-            [
-                ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
-                ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
-                ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
-                ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
-                ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
-                ("ignored", count_words(result.ignored, "file") if result.ignored else ""),
-                *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
-            ]
-        ),
+    rows = [
+        ("fields", ", ".join(map(name_field, result.fields, result.fields.values()))),
+        ("samples", f"{format_bytes(result.source_bytes)} in {where}, where they were"),
+        ("index", f"{format_bytes(result.index_bytes)} in {result.target}"),
+        ("time", f"{format_seconds(result.seconds)}, {rate}{resumed}"),
+        ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
+        ("ignored", count_words(result.ignored, "file") if result.ignored else ""),
+        *(("left out", f"field '{name}': {why}") for name, why in result.left_out.items()),
     ]
-    lines += rejection_lines("rejected", result.rejected, "all of them: rejected.jsonl beside the index")
-    lines += rejection_lines("damaged, but kept since Pillow decodes it", result.damaged)
+    done = f"indexed {format_count(result.samples, 'sample')} ({_label_words(result)}) of {result.source}"
+    lines = _list_made(result, done, rows, "beside the index")
     lines += ["", f"note: {result.to_allow}"] if result.to_allow else []
     split = f', split="{result.split}"' if result.split else ""
     depth = ", depth=..." if result.deep_images else ""

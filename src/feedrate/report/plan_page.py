@@ -44,14 +44,13 @@ def draw_plan_page(plan: Plan) -> str:
     """Return the page as HTML."""
     way = next((one for one in plan.ways if plan.recommended and one.code == plan.recommended), None)
     fitting = [one for one in plan.ways if one.fits]
-    bars = [(one.name, one, one is way) for one in fitting]
     unfit = (f"{names}: {why}" for why, names in list_unfit(plan).items())
     # A way far slower than reading in place, which comes first, would press all others flat.
     now_s = plan.ways[0].total_s.value if plan.ways else 0.0
     most = 2 * now_s if is_number(now_s) else math.inf
     sections = (
         draw_section("What to type", _draw_commands(way)),
-        draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(bars, most)),
+        draw_section(f"How long {format_count(plan.epochs, 'epoch')} take", _draw_bars(fitting, way, most)),
         draw_section("The ways side by side", _draw_table(plan, fitting, way)),
         draw_section("Not possible, or not needed, here", draw_points(unfit)),
         draw_section("Notes", draw_points(note[:1].upper() + note[1:] for note in plan.notes)),
@@ -77,26 +76,25 @@ def _draw_commands(way: Way | None) -> str:
     return needs + "".join(f"<pre>{show(line)}</pre>" for line in way.commands)
 
 
-def _draw_bars(bars: Sequence[tuple[str, Way, bool]], most: float = math.inf) -> str:
+def _draw_bars(ways: Sequence[Way], best: Way | None, most: float) -> str:
     """Return a bar for each way; `most`: where the scale ends at the latest."""
-    totals = [way.total_s.value for _, way, _ in bars if is_number(way.total_s.value)]
+    totals = [way.total_s.value for way in ways if is_number(way.total_s.value)]
     if not any(totals):
         return ""
     end = min(max(totals), most or math.inf) * 1.02
-    rows = "".join(_draw_way(name, way, is_best=is_best, end=end) for name, way, is_best in bars)
+    rows = "".join(_draw_way(way, is_best=way is best, end=end) for way in ways)
     legend = "On one scale, from the command to the end of the run. The line: between which bounds it ends."
     legend += " What is longer than twice reading in place goes on." if max(totals) > end else ""
     scale = f'<div class="way"><span></span><div class="bars">{_draw_ticks(end)}</div><span></span></div>'
     return f'<p class="soft">{legend}</p>{rows}{scale}{draw_key(_KEY)}'
 
 
-def _draw_way(name: str, way: Way, *, is_best: bool, end: float) -> str:
+def _draw_way(way: Way, *, is_best: bool, end: float) -> str:
     shapes, left = [], 0.0
     for part, seconds in way.timeline:
-        tone = _TONES.get(part, "copy")
+        tone, x = _TONES.get(part, "copy"), _place(left, end)
         right = _place(left + seconds, end) if is_number(seconds) else 0.0
-        if right > _place(left, end):
-            x = _place(left, end)
+        if right > x:
             shapes.append(
                 f'<rect class="{tone}" x="{x:.2f}" y="2" width="{right - x:.2f}" height="{_HEIGHT - 8}">'
                 f"<title>{show(_LABELS.get(part, part))}: {format_seconds(seconds)}</title></rect>"
@@ -111,7 +109,7 @@ def _draw_way(name: str, way: Way, *, is_best: bool, end: float) -> str:
         f"{_LABELS.get(part, part)} {format_seconds(s)}" for part, s in way.timeline if is_number(s) and s > 0
     )
     return (
-        f'<div class="way{" best" * is_best}"><span>{show(name)}</span><div class="bars">'
+        f'<div class="way{" best" * is_best}"><span>{show(way.name)}</span><div class="bars">'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{show(parts)}">{"".join(shapes)}{line}</svg></div>'
         f'<span class="time">{show(said)} <small>{show(_say_bounds(way.total_s))}</small></span></div>'
