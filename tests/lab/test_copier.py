@@ -91,7 +91,7 @@ def let_others_take(cores: float, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
         store,
         "read_core_times",
-        lambda: dict.fromkeys((0, 1), replace(each, busy_s=now[0] * (1 + cores) / 2)),
+        lambda: dict.fromkeys((0, 1), each._replace(busy_s=now[0] * (1 + cores) / 2)),
     )
     neighbours = Neighbours()
     now[0] = 4.0

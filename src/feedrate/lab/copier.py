@@ -66,21 +66,17 @@ def try_copier(paths: Sequence[str], into: str | Path, *, seconds: float) -> Fig
             events.append((time.perf_counter(), file.size_bytes))
 
         # One by one: of a long copy all streams are busy nearly to its end.
-        Transfer(group_files=1).carry(
-            files,
-            lambda file: os.open(inside / file.name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600),
-            arrived,
-        )
+        Transfer(group_files=1).carry(files, open_part, arrived)
         rate, size_bytes = find_rate(began, events, STREAMS), sum(size for _, size in events)
         took_s = time.perf_counter() - began
         if rate is None or not size_bytes:
             return None, took_s
-        each_bytes = size_bytes / len(events)
-        parts = {"rate": rate, "names_s": names_s}
+        count, each_bytes = len(events), size_bytes / len(events)
         both = combine(
-            lambda rate, names_s: 1 / (1 / rate + (asked_s / len(events) + names_s) / each_bytes), parts
+            lambda rate, names_s: 1 / (1 / rate + (asked_s / count + names_s) / each_bytes),
+            {"rate": rate, "names_s": names_s},
         )
-        return replace(both, note=format_count(len(events), "file")), took_s
+        return replace(both, note=format_count(count, "file")), took_s
 
     with own_folder(into, "feedrate-copy-") as inside:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -120,11 +121,11 @@ class Tree:
         if self._cpu_before and passed_s > 0:
             # Who was not there at the last walk has begun since.
             grown = {s.pid: s.cpu_s - self._cpu_before.get((s.pid, s.start), 0.0) for s in others}
-            by_name: dict[str, float] = {}
+            by_name = defaultdict[str, float](float)
             for stat in others:
-                by_name[stat.name] = by_name.get(stat.name, 0.0) + grown[stat.pid]
-            name = max(by_name, key=lambda name: by_name[name], default="")
-            if by_name.get(name, 0.0) > 0:
+                by_name[stat.name] += grown[stat.pid]
+            name = max(by_name, key=by_name.__getitem__, default="")
+            if by_name[name] > 0:
                 biggest = max((s.pid for s in others if s.name == name), key=lambda pid: grown[pid])
                 self.biggest_other = Other(name, read_user(biggest), by_name[name] / passed_s)
         self._cpu_before = {(s.pid, s.start): s.cpu_s for s in everybody.values()}
@@ -132,14 +133,12 @@ class Tree:
 
     def _is_mine(self, stat: ProcessStat, everybody: dict[int, ProcessStat]) -> bool:
         """Whether it is the doctor or one that watches, or was started by one."""
-        mine, seen = {*self._ignored, os.getpid()}, set()
+        mine, above = {*self._ignored, os.getpid()}, set[int]()
         pid = stat.pid
-        while pid in everybody and pid not in seen:
-            if pid in mine:
-                return True
-            seen.add(pid)
+        while pid in everybody and pid not in above:
+            above.add(pid)
             pid = everybody[pid].parent
-        return False
+        return bool(above & mine)
 
 
 def _read_children(pid: int) -> list[int]:

@@ -178,8 +178,8 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
             f"none of the {format_count(len(answers), 'image')} of {root} that were looked at holds anything",
             hint="they are empty, links to nowhere, or not readable for you",
         )
-    notes = []
-    if broken := sum(size is None for _, size in answers):
+    notes, broken = [], len(answers) - len(sizes)
+    if broken:
         notes.append(f"{_share(broken, len(answers), 'file')} cannot be read: broken links, or no permission")
     if tree.unlisted:
         first = min(tree.unlisted)
@@ -365,20 +365,19 @@ def _sample_containers(
     samples, is_whole = _estimate_samples(looked, len(files), total)
     if not samples.value:
         raise SourceError(f"no samples in {dataset}", hint=looked[0].note or None)
-    sizes = [size for one in looked for size in one.sizes]
     contents = [content for one in looked for content in one.contents]
     random.shuffle(contents)
     how = f"{len(chosen):,} of {format_count(len(files), 'file')} looked through"
+    how += "" if all(one.is_whole for one in looked) else ", not to the end"
     walked = max(sum(one.walked_bytes for one in looked), 1.0)
-    name = os.fsencode(os.path.basename(chosen[0][0]))
-    kind = kind_by_name(name)
+    kind = kind_by_name(os.fsencode(os.path.basename(chosen[0][0])))
     return Sampled(
         kind=kind.name.lower(), samples=samples, files=Figure.exactly(len(files)),
-        folders=tree.folders if tree else Figure.exactly(1), sizes=sizes,
+        folders=tree.folders if tree else Figure.exactly(1), sizes=[n for one in looked for n in one.sizes],
         total_bytes=Figure.exactly(total) if kind.is_container else None,
         timed=timed, copied=[path for path, _ in timed], suffixes=Counter(one.suffix for one in contents),
         read=lambda _: contents, list_s=Figure.within(took_s * max(total / walked, 1.0), 2.0, "measured"),
-        is_partial=not is_whole, how=how if all(one.is_whole for one in looked) else f"{how}, not to the end",
+        is_partial=not is_whole, how=how,
         resident=resident, has_images=any(one.has_images for one in looked),
         notes=tuple(one.note for one in looked if one.note),
         fetched=[(*split_source(address), size) for address, size in files] if is_far else (),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -75,9 +76,8 @@ def make_plan(
     def evaluate(survey: Survey, node: Node, error: Figure) -> list[Way]:
         case = Case(survey, node, error, workers=workers, batch_size=batch_size, epochs=epochs)
         ways = [case.evaluate(recipe) for recipe in recipes]
-        per_s, taken_s = node.gpus * node.nodes / 3600, ways[0].gpu_s
-        saved = [Figure.exactly((taken_s - way.gpu_s) * per_s) for way in ways]
-        return [replace(way, gpu_hours_saved=hours) for way, hours in zip(ways, saved, strict=True)]
+        hours, taken_s = node.gpus * node.nodes / 3600, ways[0].gpu_s
+        return [replace(way, gpu_hours_saved=Figure.exactly((taken_s - way.gpu_s) * hours)) for way in ways]
 
     scratch = node.scratch and complete_store(node.scratch)
     found = vary(evaluate, complete_survey(survey), replace(node, scratch=scratch), find_error(survey.busy))
@@ -251,16 +251,16 @@ class Case:
         survey, node, scratch = self.survey, self.node, self._scratch
         store = scratch if recipe.is_local else self._shared
         samples = survey.samples.value
-        is_packed = recipe.packed or self.is_pack
+        is_packed, is_made = recipe.packed or self.is_pack, recipe.packed and not self.is_pack
         shrink = shrink_of(survey) if recipe.resized else 1.0
         decoded = survey.decoded_bytes.value * shrink
         sample_bytes = survey.sample_bytes.value * shrink * (1 + _ENTRY_SHARE if recipe.packed else 1.0)
         size_bytes = samples * (sample_bytes + (_PACK_OVERHEAD_BYTES if is_packed else 0))
         parts: list[tuple[str, float]] = []
-        if recipe.packed and not self.is_pack:
+        if is_made:
             parts.append((PACK, self._error * self._pack_s(recipe, size_bytes)))
         # The copier was tried on the dataset's files; what is copied of them in another form are shards.
-        home = replace(self._shared, copy_bytes_per_s=None) if parts else self._shared
+        home = replace(self._shared, copy_bytes_per_s=None) if is_made else self._shared
         files = max(size_bytes / DEFAULT_SHARD_BYTES, 1.0) if is_packed else survey.files.value
         copying = copy_s(files, size_bytes, home, scratch)
         if recipe.staged:
@@ -287,14 +287,12 @@ class Case:
         # What one of several GPUs keeps, the others still read.
         is_own = recipe.cache == "gpu" and self.ranks > 1
         read_bytes = size_bytes * share * (1.0 if is_own else 1 - kept)
-        held = (room - in_memory) / max(read_bytes, 1.0) if store.keeps_pages else 0.0
-        held = 1.0 if copied else min(max(held, 0.0), 1.0)
+        held = max(room - in_memory, 0.0) / max(read_bytes, 1.0) if store.keeps_pages else 0.0
+        held = 1.0 if copied else min(held, 1.0)
 
         # What was just written is in memory, as far as there is room for it; a pack in that of one node.
-        is_fresh = recipe.is_local or (recipe.packed and not self.is_pack and node.nodes == 1)
-        filling = load
-        if recipe.cache:
-            filling = replace(load, fetch_cpu_s=_value(survey.whole_s) * shrink)
+        is_fresh = recipe.is_local or (is_made and node.nodes == 1)
+        filling = replace(load, fetch_cpu_s=_value(survey.whole_s) * shrink) if recipe.cache else load
         first = epoch(filling, store, warm=held if is_fresh else survey.resident or 0.0)
         first = replace(first, seconds=first.seconds + (LOADER_START_S if is_packed else WORKERS_START_S))
         if recipe.live:
@@ -315,7 +313,7 @@ class Case:
         first_s, later_s = first.seconds * self._error, later.seconds * self._error
         before_s = math.fsum(seconds for _, seconds in parts)
         rest = [(LATER, (self.epochs - 1) * later_s)] if self.epochs > 1 else []
-        pack_bytes = size_bytes if recipe.packed and not self.is_pack and not recipe.on_scratch else 0.0
+        pack_bytes = size_bytes if is_made and not recipe.on_scratch else 0.0
         copy_bytes = on_scratch + (kept * wanted if recipe.cache == "disk" else 0.0)
         used = processes + in_memory + copied + (size_bytes if recipe.more_memory else 0.0)
         exactly = Figure.exactly
@@ -396,14 +394,14 @@ class Case:
 
     def _later(self, load: Load, store: Store, caching: _Caching, on_disk_s: float) -> Epoch:
         """Return the mean of the epochs after the first; its limit is what most of their time waits for."""
-        found: dict[str, float] = {}
+        found = defaultdict[str, float](float)
         for number, count in pick_epochs(max(self.epochs, 2), caching.parts):
             hits, filled, warm = caching.look(number)
             cpu_s = hits * caching.hit_s + filled * caching.fill_s + (1 - hits - filled) * load.fetch_cpu_s
             mixed = replace(load, fetch_cpu_s=cpu_s, asked=1 - hits)
             one = _slower(epoch(mixed, store, warm=warm), Epoch(on_disk_s * hits, limits.STORAGE))
-            found[one.limit] = found.get(one.limit, 0.0) + count * one.seconds
-        longest = max(found, key=lambda limit: found[limit])
+            found[one.limit] += count * one.seconds
+        longest = max(found, key=found.__getitem__)
         return Epoch(math.fsum(found.values()) / max(self.epochs - 1, 1), longest)
 
 
