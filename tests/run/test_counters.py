@@ -12,11 +12,11 @@ from feedrate.run.inside.counters import Left, open_counters, read_counters
 
 
 def test_what_a_process_counted_is_read_from_its_file(tmp_path: Path) -> None:
-    mine = open_counters(str(tmp_path), 3, is_main=True)
+    mine = open_counters(str(tmp_path), 3)
     mine.add("taken")
     mine.add("taken", 2)
     mine.add_left(Left.DAMAGED)
-    (found,) = read_counters(tmp_path)
+    ((_, found),) = read_counters(tmp_path)
     assert (found["loader"], found["is_main"], found["pid"]) == (3, 1, os.getpid())
     assert (found["taken"], found["left_damaged"], found["left_whole"]) == (3, 1, 0)
 
@@ -24,22 +24,22 @@ def test_what_a_process_counted_is_read_from_its_file(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_leaves_its_numbers(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
-        open_counters(str(tmp_path), 0, is_main=False).add("scanned", 7)
+        open_counters(str(tmp_path), 0, 1).add("scanned", 7)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-    assert [found["scanned"] for found in read_counters(tmp_path)] == [7]
+    assert [found["scanned"] for _, found in read_counters(tmp_path)] == [7]
 
 
 def test_numbers_that_find_no_folder_are_kept_in_memory(tmp_path: Path) -> None:
-    mine = open_counters(str(tmp_path / "gone"), 0, is_main=True)
+    mine = open_counters(str(tmp_path / "gone"), 0)
     mine.add("taken")
     assert mine.get("taken") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_are_no_counters_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "counters-torn").write_bytes(b"x" * 100)
-    (tmp_path / "counters-other").write_bytes(bytes(4096))
+    (tmp_path / "counters-torn-1-1").write_bytes(b"x" * 100)
+    (tmp_path / "counters-other-1-1").write_bytes(bytes(4096))
     assert read_counters(tmp_path) == []
 
 

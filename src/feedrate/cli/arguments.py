@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedrate.errors import UsageError
@@ -26,6 +26,20 @@ def read_options(kind: type[Options], arguments: argparse.Namespace, **others: A
     """Return options of a class from the arguments that are named as its fields are; `others` come first."""
     named = {one.name for one in dataclasses.fields(kind)} & vars(arguments).keys()
     return kind(**({name: getattr(arguments, name) for name in named} | others))
+
+
+def read_command(words: Sequence[str], ours: str) -> list[str]:
+    """Return the user's command without the `--` in front of it; `ours`: "feedrate doctor".
+
+    Raises:
+        UsageError: an option of ours stands where the command should be.
+    """
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    if command and command[0].startswith("-"):
+        raise UsageError(
+            f"'{command[0]}' is not a command", hint=f"options first, then: {ours} -- python train.py ..."
+        )
+    return command
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,10 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedrate.cli.arguments import number, positive, share
+from feedrate.cli.arguments import number, positive, read_command, share
 from feedrate.cli.output import (
     add_json_arguments,
     check_target,
@@ -200,7 +199,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feedrate.doctor.options import DoctorOptions
     from feedrate.machine.command import check_command
 
-    command = read_command(arguments.command)
+    command = read_command(arguments.command, "feedrate doctor")
     seconds = DoctorOptions().seconds if arguments.seconds is None else arguments.seconds
     options = DoctorOptions(
         arguments.steps,
@@ -225,21 +224,6 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_like_an_interrupt():
         diagnosis = examine(command, options, watch=talk)
     return write_report(arguments, diagnosis, before)
-
-
-def read_command(words: Sequence[str]) -> list[str]:
-    """Return the command without the `--` in front of it.
-
-    Raises:
-        UsageError: an option of ours stands where the command should be.
-    """
-    command = list(words[1:] if words[:1] == ["--"] else words)
-    if command and command[0].startswith("-"):
-        raise UsageError(
-            f"'{command[0]}' is not a command",
-            hint="options first, then: feedrate doctor -- python train.py ...",
-        )
-    return command
 
 
 def announce(options: DoctorOptions) -> str:

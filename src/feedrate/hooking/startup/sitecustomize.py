@@ -7,7 +7,7 @@ import os
 import sys
 
 # A variable that is set to the folder of a run: the module whose begin() is called.
-_hooks = {"FEEDRATE_DOCTOR": "feedrate_hook.start"}
+_hooks = {"FEEDRATE_DOCTOR": "feedrate_hook.start", "FEEDRATE_RUN": "feedrate_run"}
 
 if sys.version_info >= (3, 8):  # noqa: UP036
     for _variable in _hooks:

@@ -46,12 +46,14 @@ _WORDS = {
 }
 FIELDS = (
     "version", "pid", "is_main", "loader",
+    "parent",  # the training process's number
     "taken",  # images whose pixels our kernel made
     "found", "scanned",  # of their entry points: in the cache, or made
     "scan_ns",  # CPU time of the scans
     "batches", "epochs", "wait_ns", "busy_ns",  # in the training process: next(), and between two of them
-    "lazy_fetches", "lazy_samples", "lazy_cpu_ns", "lazy_wall_ns",
-    "bare_fetches", "bare_samples", "bare_cpu_ns", "bare_wall_ns",  # fetches made bare, to compare
+    "main_cpu_ns",  # of the training process, over both
+    "lazy_fetches", "lazy_samples", "lazy_cpu_ns", "lazy_wall_ns", "lazy_wall_ms2",  # and squares
+    "bare_fetches", "bare_samples", "bare_cpu_ns", "bare_wall_ns", "bare_wall_ms2",  # made to compare
     *(f"left_{reason.value}" for reason in Left),
 )  # fmt: skip
 VERSION = 1
@@ -80,8 +82,12 @@ class Counters:
         return dict(zip(FIELDS, self._values, strict=False))
 
 
-def open_counters(folder: str, loader: int, *, is_main: bool) -> Counters:
-    """Return counters in a new file of `folder`; in memory where it cannot be made, or `folder` is empty."""
+def open_counters(folder: str, loader: int, parent: int | None = None) -> Counters:
+    """Return counters in a new file of `folder`; in memory where it cannot be made, or `folder` is empty.
+
+    Args:
+        parent: of a worker: the training process.
+    """
     memory: Any = bytearray(_BYTES)
     if folder:
         path = os.path.join(folder, f"counters-{os.uname().nodename}-{os.getpid()}-{time.monotonic_ns()}")
@@ -95,20 +101,22 @@ def open_counters(folder: str, loader: int, *, is_main: bool) -> Counters:
             pass
     counters = Counters(memory)
     for name, value in (
-        ("version", VERSION), ("pid", os.getpid()), ("is_main", is_main), ("loader", loader),
+        ("version", VERSION), ("pid", os.getpid()), ("is_main", parent is None), ("loader", loader),
+        ("parent", os.getpid() if parent is None else parent),
     ):  # fmt: skip
         counters.add(name, value)
     return counters
 
 
-def read_counters(folder: Path) -> list[dict[str, float]]:
-    """Return the numbers of all processes of a run."""
+def read_counters(folder: Path) -> list[tuple[str, dict[str, float]]]:
+    """Return the node and the numbers of all processes of a run."""
     found = []
-    for path in sorted(folder.glob("counters-*")):
+    for path in sorted(folder.glob("counters-*-*-*")):
         data = path.read_bytes()
         if len(data) == _BYTES:
             values = Counters(bytearray(data)).as_dict()
-            found += [values] if values["version"] == VERSION else []
+            node = path.name.split("-", 1)[1].rsplit("-", 2)[0]
+            found += [(node, values)] if values["version"] == VERSION else []
     return found
 
 
