@@ -112,5 +112,5 @@ def install(monkeypatch: pytest.MonkeyPatch, library: Path) -> FakeGpu:
     monkeypatch.setattr(decode_batch, "_opened", {})
     monkeypatch.setattr(gpu_decode, "compile_source", lambda *_, **__: gpu)
     monkeypatch.setattr(gpu_decode, "why_not", lambda *_: gpu.why_not)
-    monkeypatch.setattr(gpu_decode, "_told", set())
+    gpu_decode._tell_once.cache_clear()
     return gpu

@@ -140,6 +140,11 @@ def check_size(size: Any, name: str) -> int | Size:
     return (height, width) if isinstance(size, (tuple, list)) else height
 
 
+def as_pair(size: int | Size) -> Size:
+    """Return height and width of a checked size: one number is both."""
+    return size if isinstance(size, tuple) else (size, size)
+
+
 def is_whole(value: object, least: float = -math.inf, most: float = math.inf) -> bool:
     is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return is_number and least <= int(value) <= most  # type: ignore[call-overload]

@@ -25,11 +25,10 @@ from feedrate.arrays import I64, U8, Flags, Pixels
 from feedrate.errors import BadSample, FeedrateError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
-from feedrate.loader.arguments import Size
 from feedrate.loader.geometry import CropSampler, Geometry, Places, check_depths, decode_crops, decode_pixels
 from feedrate.loader.options import Output, Wanted
 from feedrate.loader.pipeline import FeedStopped, Meter
-from feedrate.loader.values import Values, explain_status, move_boxes, read_field, to_torch
+from feedrate.loader.values import explain_status, read_values, to_torch
 
 if TYPE_CHECKING:
     from feedrate.loader.cached_pixels import CachedPixels
@@ -265,31 +264,14 @@ class Assembler:
         return ring.lend(count) if special is None else special.view(ring.dtype)
 
     def _read_other(self, wanted: Wanted, draft: BatchInProgress) -> Any:
-        places = draft.places
-        if wanted.name == "number":
-            return places.rows["number"].copy()
-        if wanted.field is None:
-            keys, unknown = self.pack.keys(places.positions)
-            for i, reason in unknown.items():
-                draft.bad.setdefault(i, (wanted.name, reason))
-            return keys
-        read = read_field(self.pack, wanted.field, places.rows, places.positions, self.pool)
+        read = read_values(wanted, draft.places, self.pool)
         self.meter.count(bytes_read=read.bytes_read)
         for i, reason in read.bad.items():
-            draft.bad.setdefault(i, (wanted.field.name, reason))
-        if wanted.field.kind is Kind.BOXES:
-            self._move_boxes(read, draft)
+            draft.bad.setdefault(i, (wanted.name, reason))
+        is_boxes = wanted.field is not None and wanted.field.kind is Kind.BOXES
+        if is_boxes and self.sampler is not None and draft.geometry is not None:
+            self.sampler.move_boxes(read.data, draft.geometry)
         return read.data
-
-    def _move_boxes(self, read: Values, draft: BatchInProgress) -> None:
-        geometry, sampler = draft.geometry, self.sampler
-        if geometry is None or sampler is None or (sampler.image is None and not sampler.flip):
-            return
-        for i, boxes in enumerate(read.data):
-            if boxes is not None and i not in draft.bad:
-                crop = geometry.boxes[i]
-                size: Size = sampler.image.out_size if sampler.image else (int(crop[3]), int(crop[2]))
-                read.data[i] = move_boxes(boxes, crop, size, bool(geometry.flips[i]))
 
     def _leave_out_bad(self, draft: BatchInProgress, values: list[Any], lost: list[BadSample]) -> list[Any]:
         places = draft.places

@@ -267,7 +267,9 @@ class CachedPixels:
         else:
             again = self._decode_images(job, located, tally)
         if again.size:
-            self._decode_from_pack(job, again, tally)
+            anew, part = np.empty((len(again), *out.shape[1:]), out.dtype), geometry.take(again)
+            tally.add(decode_pixels(places.take(again), pixels, part, anew, pool), at=again)
+            out[again] = anew
         return tally.report()
 
     def has(self, field: str, positions: I64) -> Flags:
@@ -358,12 +360,6 @@ class CachedPixels:
         if at:
             kernel.for_each(crop, at, job.pool)
         return np.array(sorted(failed), np.int64)
-
-    def _decode_from_pack(self, job: Job, at: I64, tally: Tally) -> None:
-        out = np.empty((len(at), *job.out.shape[1:]), job.out.dtype)
-        geometry = job.geometry.take(at)
-        tally.add(decode_pixels(job.places.take(at), job.pixels, geometry, out, job.pool), at=at)
-        job.out[at] = out
 
     def _join(self, files: kernel.Files | None) -> kernel.Files:
         """Return the cache's files and, behind them, others."""

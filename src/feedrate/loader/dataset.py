@@ -13,26 +13,18 @@ from typing import Any, Literal
 import numpy as np
 
 from feedrate.arrays import I64, U8
-from feedrate.errors import BadSample, UsageError
+from feedrate.errors import UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack
 from feedrate.kernel.depth import Depth
 from feedrate.loader import options as asked
 from feedrate.loader.arguments import Size, check_choice, check_depth, check_functions, check_whole, takes
-from feedrate.loader.geometry import (
-    CropSampler,
-    Geometry,
-    Places,
-    check_depths,
-    check_size,
-    decode_crops,
-    decode_pixels,
-)
+from feedrate.loader.geometry import Geometry, Places, check_depths, check_size, decode_crops, decode_pixels
 from feedrate.loader.image import ImageOp, Resize, View
 from feedrate.loader.options import Mode, Wanted
 from feedrate.loader.order import find_parts, find_split, members, tell_parts
 from feedrate.loader.packs import open_pack
-from feedrate.loader.values import choose_output, explain_status, move_boxes, read_field
+from feedrate.loader.values import choose_output, explain_status, read_values
 
 Output = Literal["pil", "numpy", "torch"]
 _TOGETHER_BYTES = 256 << 10  # larger images take longer to copy than a call of the kernel does by itself
@@ -213,15 +205,13 @@ class _Opened:
         self.process = os.getpid()
         self.pack = pack = open_pack(options.pack, allow_addresses=options.allow_addresses)
         self.subset = find_split(pack, options.split)
-        self.image, self.flip, self._seed = options.image, asked.flip_probability(options.flip), options.seed
+        self.image = options.image
         # Unlike in a batch, whole images may differ in size here: any operation stands in for "some size".
         some = Resize(1) if self.image is None else self.image
         self.wanted = asked.resolve_fields(pack, options.fields, some, options.mode, options.depth)
-        self.reference = reference = asked.find_reference(pack, self.image, options.flip)
+        self.sampler = asked.make_sampler(pack, self.wanted, self.image, options.flip, options.seed or 0)
         self.label_name = "label" if pack.manifest.field("label") else "labels"
-        self.is_shown = any(w.out_size is not None for w in self.wanted)
-        is_random = reference is not None and CropSampler(reference, self.image, self.flip, 0).is_random
-        self._draws_anew = is_random and self._seed is None
+        self._draws_anew = self.sampler is not None and self.sampler.is_random and options.seed is None
 
     def read(self, positions: I64, epoch: int) -> list[Sequence[Any]]:
         """Return one column per field."""
@@ -245,40 +235,25 @@ class _Opened:
         return Places(self.pack, rows, positions)
 
     def _draw(self, places: Places, epoch: int) -> Geometry | None:
-        if self.reference is None:
+        if self.sampler is None:
             return None
-        seed = random.getrandbits(63) if self._draws_anew else self._seed or 0
-        sampler = CropSampler(self.reference, self.image, self.flip, seed, self.is_shown)
-        geometry = sampler.draw(epoch, places.rows, None)
+        seed = random.getrandbits(63) if self._draws_anew else self.sampler.seed
+        geometry = replace(self.sampler, seed=seed).draw(epoch, places.rows, None)
         for i, reason in geometry.refused.items():
-            raise self.pack.describe_bad(
-                int(places.positions[i]), self.reference.name, places.rows[i], reason
-            )
+            raise places.describe_bad(i, self.sampler.reference.name, reason)
         return geometry
 
     def _read_column(self, wanted: Wanted, places: Places, geometry: Geometry | None) -> Sequence[Any]:
-        if wanted.name == "number":
-            numbers: list[int] = places.rows["number"].tolist()
-            return numbers
-        if wanted.field is None:
-            keys, unknown = self.pack.keys(places.positions)
-            for i, reason in unknown.items():
-                raise self.pack.describe_bad(int(places.positions[i]), wanted.name, None, reason)
-            return keys
-        if wanted.field.has_pixels:
+        kind = None if wanted.field is None else wanted.field.kind
+        if kind in (Kind.IMAGE, Kind.MASK):
             assert geometry is not None
             return self._decode(wanted, places, geometry)
-        read = read_field(self.pack, wanted.field, places.rows, places.positions, None)
+        read = read_values(wanted, places, None)
         for i, reason in read.bad.items():
-            raise self.pack.describe_bad(int(places.positions[i]), wanted.field.name, places.rows[i], reason)
-        if wanted.field.kind is Kind.BOXES and geometry is not None and (self.image is not None or self.flip):
-            crops, flips = geometry.boxes, geometry.flips
-            sizes = [self.image.out_size if self.image else (int(c[3]), int(c[2])) for c in crops]
-            return [
-                move_boxes(b, c, s, bool(f))
-                for b, c, s, f in zip(read.data, crops, sizes, flips, strict=True)
-            ]
-        is_number = wanted.field.kind is Kind.NUMBER
+            raise places.describe_bad(i, wanted.name, reason)
+        if kind is Kind.BOXES and self.sampler is not None and geometry is not None:
+            self.sampler.move_boxes(read.data, geometry)
+        is_number = kind is Kind.NUMBER or wanted.name == "number"
         column: Sequence[Any] = read.data.tolist() if is_number else list(read.data)
         return column
 
@@ -308,7 +283,7 @@ class _Opened:
         for i, (left, top, right, bottom) in enumerate(geometry.boxes_on(wanted.field, places.rows).tolist()):
             size = bottom - top, right - left
             if (reason := check_size(places.take([i]), wanted.field, size)) is not None:
-                raise self._describe(places, i, wanted, reason)
+                raise places.describe_bad(i, wanted.name, reason)
             sizes.setdefault(size, []).append(i)
         return sizes
 
@@ -321,10 +296,6 @@ class _Opened:
         check_depths(report, places, wanted.field.name)
         if report.statuses.any():
             i = int(np.flatnonzero(report.statuses)[0])
-            raise self._describe(
-                places, i, wanted, report.reasons.get(i) or explain_status(report.statuses[i])
-            )
+            reason = report.reasons.get(i) or explain_status(report.statuses[i])
+            raise places.describe_bad(i, wanted.name, reason)
         return out
-
-    def _describe(self, places: Places, i: int, wanted: Wanted, reason: str) -> BadSample:
-        return self.pack.describe_bad(int(places.positions[i]), wanted.name, places.rows[i], reason)

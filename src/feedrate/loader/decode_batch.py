@@ -29,7 +29,7 @@ from feedrate.kernel import Crops, DecodeReport, Status, pillow
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
 from feedrate.kernel.depth import Depth
-from feedrate.loader.arguments import Size, check_choice, check_depth, check_size, options_by_name
+from feedrate.loader.arguments import Size, as_pair, check_choice, check_depth, check_size, options_by_name
 from feedrate.loader.device.gpu_decode import (
     MOST_READ_BYTES,
     NO_ENTRIES,
@@ -80,27 +80,22 @@ def check_wanted(
     images = _check_images(images)
     index = _check_index(image_index, len(images))
     count, per = len(index), "image" if image_index is None else "number in image_index"
-    checked = check_size(size, "decode_batch")
-    height, width = checked if isinstance(checked, tuple) else (checked, checked)
+    height, width = as_pair(check_size(size, "decode_batch"))
     if max(height, width) > _LONGEST_SIDE:
         raise UsageError(f"decode_batch: size must be at most {_LONGEST_SIDE} pixels a side, got {size!r}")
     filter_ = FILTERS[check_filter(interpolation, "decode_batch")]
     boxes = np.zeros((count, 4), np.int32) if crops is None else _check_crops(crops, count, per)
+    checked = check_depth(depth)
+    if checked == "uint16":
+        raise UsageError('decode_batch gives 8 bits, and depth="uint16" is for feedrate.decode and Loader')
     return Wanted(
         images,
         Crops(index, boxes, _check_flips(flips, count, per), np.full(count, filter_, np.uint8)),
         crops is not None,
         (height, width),
         _check_entries(entries, len(images)),
-        _check_depth(depth),
+        checked,
     )
-
-
-def _check_depth(depth: Any) -> Depth | None:
-    checked = check_depth(depth)
-    if checked == "uint16":
-        raise UsageError('decode_batch gives 8 bits, and depth="uint16" is for feedrate.decode and Loader')
-    return checked
 
 
 def parse_device(device: Any) -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from feedrate import kernel
-from feedrate.arrays import F64, I32, I64, U8, Flags, Pixels
+from feedrate.arrays import F32, F64, I32, I64, U8, Flags, Pixels
 from feedrate.draws import Purpose, draw_uniforms, make_key
-from feedrate.errors import UsageError
+from feedrate.errors import BadSample, UsageError
 from feedrate.filters import BILINEAR, find_filters
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.pack import Pack, Rows
@@ -159,6 +159,25 @@ class CropSampler:
             choices = self._uniforms(Purpose.FILTER, epoch, rows, slots, 1)[:, 0]
         return Geometry(boxes, flips, sides, refused, filters, choices)
 
+    def move_boxes(self, column: list[F32 | None], geometry: Geometry) -> None:
+        """Put boxes where they are on the images of a draw: clipped, without those left empty.
+
+        Args:
+            column: of each sample, None: it has none; it is changed.
+        """
+        for i, boxes in enumerate(column if self.image is not None or self.flip else ()):
+            if boxes is None or i in geometry.refused:
+                continue
+            left, top, right, bottom = (float(edge) for edge in geometry.boxes[i])
+            height, width = (bottom, right) if self.image is None else self.image.out_size
+            moved = boxes.copy()
+            moved[:, [0, 2]] = (boxes[:, [0, 2]] - left) * (width / (right - left))
+            moved[:, [1, 3]] = (boxes[:, [1, 3]] - top) * (height / (bottom - top))
+            if geometry.flips[i]:
+                moved[:, [0, 2]] = width - moved[:, [2, 0]]
+            moved[:, :4] = np.clip(moved[:, :4], 0, np.array([width, height, width, height], np.float32))
+            column[i] = moved[(moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])]
+
     def _refuse(self, widths: I64, heights: I64) -> dict[int, str]:
         """Return which samples cannot be used, by the sizes that the index claims, and why."""
         is_whole = self.is_shown and (self.image is None or isinstance(self.image, Resize))
@@ -199,6 +218,10 @@ class Places:
     def take(self, at: Any) -> Places:
         return Places(self.pack, self.rows[at], self.positions[at])
 
+    def describe_bad(self, i: int, field: str, reason: str) -> BadSample:
+        """Return the error that names one of them, which cannot be used."""
+        return self.pack.describe_bad(int(self.positions[i]), field, self.rows[i], reason)
+
 
 def decode_pixels(
     places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None
@@ -227,8 +250,7 @@ def check_depths(report: DecodeReport, places: Places, field: str) -> None:
     found = np.flatnonzero(report.statuses == Status.TOO_DEEP)
     if found.size:
         i = int(found[0])
-        position, reason = int(places.positions[i]), report.reasons[i]
-        raise UsageError(places.pack.describe_bad(position, field, places.rows[i], reason).message)
+        raise UsageError(places.describe_bad(i, field, report.reasons[i]).message)
 
 
 def check_size(place: Places, pixels: Field, size: Size, *, always: bool = False) -> str | None:

@@ -23,6 +23,7 @@ from feedrate.filters import FILTERS, Filter, Interpolation, check_filter, check
 from feedrate.kernel.depth import Depth
 from feedrate.loader.arguments import (
     Size,
+    as_pair,
     check_choice,
     check_depth,
     check_pair,
@@ -59,10 +60,6 @@ class ImageOp(Protocol):
     def min_size(self) -> Size: ...
 
 
-def _pair(size: int | Size) -> Size:
-    return size if isinstance(size, tuple) else (size, size)
-
-
 @dataclass(frozen=True, repr=False)
 class _Sized:
     size: int | Size
@@ -84,7 +81,7 @@ class _Sized:
 
     @property
     def out_size(self) -> Size:
-        return _pair(self.size)
+        return as_pair(self.size)
 
     @property
     def uniforms(self) -> int:
@@ -333,7 +330,7 @@ class View:
 
     @property
     def out_size(self) -> Size:
-        return _pair(self.size)
+        return as_pair(self.size)
 
 
 def whole(widths: I64, heights: I64) -> I32:
@@ -413,8 +410,7 @@ def decode(
     if crop is not None:
         crop = _check_crop(crop)
     if size is not None:
-        checked = check_size(size, "decode")
-        size = checked if isinstance(checked, tuple) else (checked, checked)
+        size = as_pair(check_size(size, "decode"))
     filter_ = FILTERS[check_filter(interpolation, "decode")]
     name, data = read_source(source)
     try:

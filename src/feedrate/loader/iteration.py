@@ -380,19 +380,17 @@ class LoaderIterator(Iterator[Any]):
     def _finish_epoch(self) -> None:
         loader = self._loader
         self._finalizer()
-        if loader._cursor is self._cursor:
-            loader._cursor = Cursor(self._cursor.epoch + 1)
-            self._tell_left_out()
-
-    def _tell_left_out(self) -> None:
+        if loader._cursor is not self._cursor:
+            return
+        loader._cursor = Cursor(self._cursor.epoch + 1)
         left_out, shares = self._shares.left_out, self._shares
-        self._loader._resources.meter.count(left_out=left_out)
+        loader._resources.meter.count(left_out=left_out)
         if left_out and shares.rank == 0:
             warnings.warn(
                 f"no rank gets the last {format_count(left_out, 'sample')} of epoch {self._cursor.epoch}: "
                 f"fewer than there are ranks ({shares.world})",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def end(self, why: str) -> None:

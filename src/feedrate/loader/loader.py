@@ -243,17 +243,16 @@ class Loader:
     def stats(self) -> LoaderStats:
         """Return what each stage did since the loader was made, and which one is the slowest."""
         self._adopt()
-        stats, pack = self._resources.meter.read(), self._resources.pack
-        controller, gpu = self._resources.controller, self._resources.gpu
-        stats = replace(
-            stats,
+        resources = self._resources
+        pack, controller, gpu = resources.pack, resources.controller, resources.gpu
+        return replace(
+            resources.meter.read(),
             gpu_share=0.0 if gpu is None else gpu.share,
             threads=self._threads if controller is None else controller.threads,
             thread_changes=0 if controller is None else controller.changes,
+            fetch=pack.fetch_stats() if isinstance(pack, RemotePack) else None,
+            cache=self._cache_stats(),
         )
-        if isinstance(pack, RemotePack):
-            stats = replace(stats, fetch=pack.fetch_stats())
-        return replace(stats, cache=self._cache_stats())
 
     def _cache_stats(self) -> CacheStats | None:
         setup, cached, tier = self._setup, self._resources.cached, self._resources.tier
@@ -266,12 +265,8 @@ class Loader:
             return CacheStats(samples, (there,), made + others, 0, 0)
         stats = cached.stats(positions, setup.wanted, tier)
         # Of those that came another way, the host's tiers know.
-        return replace(
-            stats,
-            samples=max(samples, stats.samples),
-            tiers=(there, *stats.tiers),
-            misses=stats.misses + made,
-        )
+        tiers, misses = (there, *stats.tiers), stats.misses + made
+        return replace(stats, samples=max(samples, stats.samples), tiers=tiers, misses=misses)
 
     def close(self) -> None:
         """End a living iteration and close the files; batches stay valid. May be called twice."""

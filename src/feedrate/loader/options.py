@@ -22,7 +22,7 @@ from feedrate.kernel import pillow
 from feedrate.kernel.depth import Depth
 from feedrate.loader.arguments import Size, check_choice, check_depth, check_functions, check_whole
 from feedrate.loader.cache import Cache
-from feedrate.loader.geometry import Places, check_size
+from feedrate.loader.geometry import CropSampler, Places, check_size
 from feedrate.loader.image import ImageOp, View
 
 Output = Literal["torch", "numpy"]
@@ -241,15 +241,20 @@ def find_label(pack: Pack) -> Field:
     return pack.manifest.field("label") or pack.manifest.field("labels") or find_field(pack, "label")
 
 
-def find_reference(pack: Pack, image: ImageOp | None, flip: bool | float) -> Field | None:
-    """Return the field on which the crop is drawn: the pack's first image, else its first mask.
+def make_sampler(
+    pack: Pack, wanted: Sequence[Wanted], image: ImageOp | None, flip: bool | float, seed: int
+) -> CropSampler | None:
+    """Return what makes the draws, on the pack's first image, else its first mask; None: it has neither.
 
-    It does not depend on which fields are asked for, so two loaders with one seed cut the same part.
+    The field does not depend on which ones are asked for, so two loaders with one seed cut the same part.
     """
-    for kind in (Kind.IMAGE, Kind.MASK):
-        for field in pack.fields:
-            if field.kind is kind:
-                return field
+    with_pixels = [f for kind in (Kind.IMAGE, Kind.MASK) for f in pack.fields if f.kind is kind]
+    if with_pixels:
+        return CropSampler(
+            with_pixels[0], image, 0.5 if flip is True else float(flip), seed,
+            is_shown=any(w.out_size is not None for w in wanted),
+            has_choices=any(len(w.filters or ()) > 1 for w in wanted),
+        )  # fmt: skip
     if image is not None or flip:
         raise UsageError(
             f"image and flip need a field of images; this pack has {', '.join(f.name for f in pack.fields)}"
@@ -302,7 +307,3 @@ def check_split(split: Any) -> None:
             f"split must be two fractions with 0 <= start < stop <= 1, got {split!r}",
             hint="split=(0, 0.9), or split=\"train\" where 'feedrate split' made such a part",
         )
-
-
-def flip_probability(flip: bool | float) -> float:
-    return 0.5 if flip is True else float(flip)

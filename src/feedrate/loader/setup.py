@@ -13,7 +13,6 @@ from feedrate.loader import order as orders
 from feedrate.loader.batch import choose_prefetch
 from feedrate.loader.device.finish import check_finish
 from feedrate.loader.device.transfer import check_device
-from feedrate.loader.geometry import CropSampler
 from feedrate.loader.image import RandomCrop
 from feedrate.loader.options import Options
 from feedrate.loader.ranks import Rank, Ranks, Shares
@@ -45,14 +44,7 @@ class Setup:
         )
         if options.image is None:
             checks.check_shapes(opened, self.wanted, options.batch_size)
-        reference = checks.find_reference(opened, options.image, options.flip)
-        self.sampler: CropSampler | None = None
-        if reference is not None:
-            self.sampler = CropSampler(
-                reference, options.image, checks.flip_probability(options.flip), options.seed,
-                is_shown=any(w.out_size is not None for w in self.wanted),
-                has_choices=any(len(w.filters or ()) > 1 for w in self.wanted),
-            )  # fmt: skip
+        self.sampler = checks.make_sampler(opened, self.wanted, options.image, options.flip, options.seed)
         self.subset = orders.find_split(opened, options.split)
         # Positions and weights of samples say by themselves which are meant.
         is_open = all(isinstance(given, str | None) for given in (options.order, options.weights))

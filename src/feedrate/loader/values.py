@@ -18,15 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.arrays import F32, I32, I64, U8
+from feedrate.arrays import F32, I64, U8
 from feedrate.errors import MissingExtra, UsageError
 from feedrate.format.fields import Coding, Field, Kind
-from feedrate.format.pack import Pack, Rows
 from feedrate.format.raw import read_npy
 from feedrate.kernel import Status
 from feedrate.kernel.depth import Depth
-from feedrate.loader.arguments import Size
-from feedrate.loader.options import Output
+from feedrate.loader.geometry import Places
+from feedrate.loader.options import Output, Wanted
 
 STATUS_WORDS = {
     Status.UNREADABLE: "the shard cannot be opened or read",
@@ -51,23 +50,26 @@ class Values:
     bytes_read: int = 0
 
 
-def read_field(pack: Pack, wanted: Field, rows: Rows, positions: I64, pool: kernel.Pool | None) -> Values:
-    """Read a field that is not pixels."""
-    if wanted.kind is Kind.NUMBER:
+def read_values(wanted: Wanted, places: Places, pool: kernel.Pool | None) -> Values:
+    """Read what is not pixels: a field, or what the index itself holds."""
+    pack, rows, positions, stored = places.pack, places.rows, places.positions, wanted.field
+    if stored is None and wanted.name == "key":
+        return Values(*pack.keys(positions))
+    if stored is None or stored.kind is Kind.NUMBER:
         # Not `ascontiguousarray`: to numpy, one value is contiguous whatever its stride; torch refuses it.
         return Values(rows[wanted.name].copy())
     while True:
-        files, ranges, _ = pack.find_values(wanted.name, rows, positions)
+        files, ranges, _ = pack.find_values(stored.name, rows, positions)
         buffer, starts, statuses = kernel.read_ranges(files, ranges, pool)
-        if not pack.turn_to_source(wanted.name, rows, positions, statuses):
+        if not pack.turn_to_source(stored.name, rows, positions, statuses):
             break
     read = Values([], bytes_read=len(buffer))
     if statuses.any():
         read.bad = {int(i): explain_status(statuses[i]) for i in np.flatnonzero(statuses)}
-    elif wanted.kind is Kind.ARRAY and (stacked := _stack_arrays(wanted, buffer, starts)) is not None:
+    elif stored.kind is Kind.ARRAY and (stacked := _stack_arrays(stored, buffer, starts)) is not None:
         read.data = stacked
         return read
-    _parse_each(wanted, buffer, starts, read)
+    _parse_each(stored, buffer, starts, read)
     return read
 
 
@@ -132,20 +134,6 @@ _PARSERS: dict[Kind, Callable[[bytes], Any]] = {
     Kind.BYTES: lambda data: data,
     Kind.BOXES: _parse_boxes,
 }
-
-
-def move_boxes(boxes: F32, crop: I32, size: Size, flip: bool) -> F32:
-    """Return boxes as they are on the cropped, resized, flipped image: clipped, without those left empty."""
-    left, top, right, bottom = (float(edge) for edge in crop)
-    height, width = size
-    moved = boxes.copy()
-    moved[:, [0, 2]] = (boxes[:, [0, 2]] - left) * (width / (right - left))
-    moved[:, [1, 3]] = (boxes[:, [1, 3]] - top) * (height / (bottom - top))
-    if flip:
-        moved[:, [0, 2]] = width - moved[:, [2, 0]]
-    moved[:, :4] = np.clip(moved[:, :4], 0, np.array([width, height, width, height], np.float32))
-    left_over: F32 = moved[(moved[:, 2] > moved[:, 0]) & (moved[:, 3] > moved[:, 1])]
-    return left_over
 
 
 def choose_output(output: Output | None, depth: Depth | None = None) -> Output:

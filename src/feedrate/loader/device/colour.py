@@ -6,6 +6,7 @@ Their images are N,C,H,W, float32 from 0 to 1, and may be changed in place.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,8 +23,27 @@ _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)
 _LARGEST_KERNEL = 1023
 
 
+class _OnSome(ABC):
+    """An operation on the share `p` of the samples."""
+
+    p: float
+
+    def __post_init__(self) -> None:
+        check_share(type(self).__name__, self.p)
+
+    def plan(self, uniforms: F64, channels: int) -> Work | None:
+        """Return what is to do for samples with these numbers; None: nothing."""
+        rows = np.flatnonzero(uniforms[:, 0] < self.p)
+        work = self._plan_chosen(uniforms[rows], channels) if rows.size else None
+        return None if work is None else change_rows(rows, len(uniforms), work)
+
+    @abstractmethod
+    def _plan_chosen(self, drawn: F64, channels: int) -> Work | None:
+        """Return what is to do for a batch of these samples alone."""
+
+
 @dataclass(frozen=True)
-class ColorJitter:
+class ColorJitter(_OnSome):
     """Random brightness, contrast, saturation and hue, in an order that is drawn for each sample.
 
     Args:
@@ -42,7 +62,7 @@ class ColorJitter:
     uniforms: ClassVar[int] = 9  # whether; four factors; four numbers that give the order
 
     def __post_init__(self) -> None:
-        check_share("ColorJitter", self.p)
+        super().__post_init__()
         for name in ("brightness", "contrast", "saturation"):
             value = getattr(self, name)
             between = as_range(value)
@@ -68,7 +88,7 @@ class ColorJitter:
             ranges.append(as_range(value) or (max(least, middle - value), middle + value))
         return ranges
 
-    def plan(self, uniforms: F64, channels: int) -> Work | None:
+    def _plan_chosen(self, drawn: F64, channels: int) -> Work | None:
         ranges = self._ranges()
         steps = np.array(
             [
@@ -79,10 +99,8 @@ class ColorJitter:
             ],
             np.int64,
         )
-        rows = np.flatnonzero(uniforms[:, 0] < self.p)
-        if not rows.size or not steps.size:
+        if not steps.size:
             return None
-        drawn = uniforms[rows]
         factors = np.stack([scale_to(drawn[:, 1 + step], ranges[step]) for step in range(4)], axis=1)
         orders = steps[np.argsort(drawn[:, 5 + steps], axis=1)]
         passes = [_Pass(orders[:, k], factors, steps) for k in range(len(steps))]
@@ -93,7 +111,7 @@ class ColorJitter:
                 images = one.apply(images, [left.pop(0) for _ in one.arrays])
             return images
 
-        return change_rows(rows, len(uniforms), Work(tuple(a for one in passes for a in one.arrays), apply))
+        return Work(tuple(a for one in passes for a in one.arrays), apply)
 
 
 class _Pass:
@@ -163,29 +181,20 @@ def _turn_hue(images: Any, shifts: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Grayscale:
+class Grayscale(_OnSome):
     """Gray instead of colours, for a share `p` of the samples; they keep their channels."""
 
     p: float = 0.1
     purpose: ClassVar[Purpose] = Purpose.GRAYSCALE
     uniforms: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        check_share("Grayscale", self.p)
-
-    def plan(self, uniforms: F64, channels: int) -> Work | None:
-        rows = np.flatnonzero(uniforms[:, 0] < self.p)
-        if not rows.size or channels == 1:
-            return None
-
-        def apply(images: Any) -> Any:
-            return images.copy_(_to_gray(images).expand_as(images))
-
-        return change_rows(rows, len(uniforms), Work((), apply))
+    def _plan_chosen(self, drawn: F64, channels: int) -> Work | None:
+        del drawn
+        return None if channels == 1 else Work((), lambda x: x.copy_(_to_gray(x).expand_as(x)))
 
 
 @dataclass(frozen=True)
-class GaussianBlur:
+class GaussianBlur(_OnSome):
     """A blur whose width is drawn for each sample; beyond its edges an image goes on mirrored.
 
     Args:
@@ -201,7 +210,7 @@ class GaussianBlur:
     uniforms: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        check_share("GaussianBlur", self.p)
+        super().__post_init__()
         for side in self.sides:
             if not is_whole(side, 1, _LARGEST_KERNEL) or side % 2 == 0:
                 raise UsageError(
@@ -222,19 +231,16 @@ class GaussianBlur:
         pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
         return pair if len(pair) == 2 else (0, 0)
 
-    def plan(self, uniforms: F64, channels: int) -> Work | None:
+    def _plan_chosen(self, drawn: F64, channels: int) -> Work | None:
         del channels
-        rows = np.flatnonzero(uniforms[:, 0] < self.p)
-        if not rows.size:
-            return None
         between = as_range(self.sigma) or (self.sigma, self.sigma)
-        sigmas = scale_to(uniforms[rows, 1], between)  # type: ignore[arg-type]
+        sigmas = scale_to(drawn[:, 1], between)  # type: ignore[arg-type]
         across, down = (_find_weights(side, sigmas) for side in self.sides)
 
         def apply(images: Any, across: Any, down: Any) -> Any:
             return _blur_along(_blur_along(images, across, 3), down, 2)
 
-        return change_rows(rows, len(uniforms), Work((across, down), apply))
+        return Work((across, down), apply)
 
 
 def _find_weights(side: int, sigmas: F64) -> Array:
@@ -263,7 +269,7 @@ def _blur_along(images: Any, weights: Any, axis: int) -> Any:
 
 
 @dataclass(frozen=True)
-class Solarize:
+class Solarize(_OnSome):
     """Values from `threshold` (of 0 to 255) on are inverted, for a share `p` of the samples."""
 
     threshold: float = 128
@@ -272,19 +278,16 @@ class Solarize:
     uniforms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_share("Solarize", self.p)
+        super().__post_init__()
         if not is_number(self.threshold) or not 0 <= self.threshold <= 255:
             raise UsageError(f"Solarize: threshold must be a number from 0 to 255, got {self.threshold!r}")
 
-    def plan(self, uniforms: F64, channels: int) -> Work | None:
-        del channels
-        rows = np.flatnonzero(uniforms[:, 0] < self.p)
-        if not rows.size:
-            return None
+    def _plan_chosen(self, drawn: F64, channels: int) -> Work | None:
+        del drawn, channels
 
         def apply(images: Any) -> Any:
             import torch
 
             return torch.where(images >= self.threshold / 255, 1 - images, images)
 
-        return change_rows(rows, len(uniforms), Work((), apply))
+        return Work((), apply)

@@ -17,6 +17,7 @@ stream, so that the next batch finds them when the one before is through.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections import Counter, deque
@@ -424,10 +425,6 @@ def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: A
         out.index_copy_(0, transfer.send(at, out.device), there)
 
 
-_told: set[str] = set()
-
-
+@functools.cache
 def _tell_once(words: str) -> None:
-    if words not in _told:
-        _told.add(words)
-        log.warning(words)
+    log.warning(words)

@@ -397,7 +397,9 @@ class StoredPixels:
             left = chosen
             if self._decodes_there and self._decoder.takes(request.field):
                 left = left[~self._fill_there(_ask_whole(request, left), tally)]
-            self._fill_here(_ask_whole(request, left), sizes[left], tally)
+            here = _ask_whole(request, left)
+            for part in kernel.split_by_size(sizes[left], MOST_HOST_BYTES, len(left)):
+                self._copy_whole(here.take(np.arange(part.start, part.stop)), tally)
         finally:
             self._tier.release(name, positions[chosen])
         return bool(chosen.size)
@@ -448,10 +450,6 @@ class StoredPixels:
         addresses = transfer.send(images["address"].copy(), self._tier.device)
         batch.run_whole(plan, self._decoder.launch, buffers, addresses, statuses, request.size[2])
         return images, rooms
-
-    def _fill_here(self, request: PackRequest, sizes: I64, tally: Tally) -> None:
-        for part in kernel.split_by_size(sizes, MOST_HOST_BYTES, len(sizes)):
-            self._copy_whole(request.take(np.arange(part.start, part.stop)), tally)
 
     def _copy_whole(self, request: PackRequest, tally: Tally) -> None:
         import torch

@@ -84,8 +84,8 @@ class Placement:
 
     stage = "finish"  # what the loader's meter calls it
 
-    def __init__(self, finish: Finish | None = None, *, is_plain: bool = True) -> None:
-        self._finish, self._is_plain = finish, is_plain
+    def __init__(self, device: Any = None, finish: Finish | None = None, *, is_plain: bool = True) -> None:
+        self.device, self._finish, self._is_plain = device, finish, is_plain
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Return what a thread that makes a batch has to do it in."""
@@ -131,11 +131,11 @@ def choose_placement(
     """
     torch = sys.modules.get("torch")
     if torch is None or output != "torch" or (device is not None and device.type == "cpu"):
-        return Placement(finish)
+        return Placement(finish=finish)
     if device is None:
         # Pinning needs CUDA, which is the user's to begin: a process that forks must not find it begun.
         if not torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork() or not is_plain:
-            return Placement(finish)
+            return Placement(finish=finish)
         return Pinned(torch.device("cuda", torch.cuda.current_device()), finish)
     if device.type == "cuda":
         _check_cuda(torch, device)
@@ -149,10 +149,6 @@ class Copied(Placement):
 
     stage = "transfer"
 
-    def __init__(self, device: Any, finish: Finish | None = None, *, is_plain: bool) -> None:
-        super().__init__(finish, is_plain=is_plain)
-        self.device = device
-
     def finish(self, batch: Batch, step: int) -> Batch:
         del step
         return replace(batch, data=self._send(batch, lambda tensor: tensor.to(self.device)))
@@ -160,10 +156,6 @@ class Copied(Placement):
 
 class Pinned(Placement):
     """Host batches in pinned memory, so that `images.to(device, non_blocking=True)` need not wait."""
-
-    def __init__(self, device: Any, finish: Finish | None = None, *, is_plain: bool = True) -> None:
-        super().__init__(finish, is_plain=is_plain)
-        self.device = device
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
