@@ -16,7 +16,8 @@ class LoaderReport:
         number: in the order in which the script asked for batches.
         dataset: the name of its class; `samples`: its length, None where it has none.
         is_taken: it ran with recipes; every other ran bare.
-        verdict: how its proof ended, as a stable word; `why`: the same in words, with the sample where samples differ.
+        verdict: how its proof ended, as a stable word; `why`: in words, with the sample where samples
+            differ.
         proved: samples that were made both ways.
         gain: CPU time a sample, bare over with recipes, as the proof saw it; `gain_first`: while entry points
             are looked for.

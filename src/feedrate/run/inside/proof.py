@@ -2,19 +2,22 @@
 """Proves a loader before it is taken: two forked children make the same samples, one of them with recipes.
 
 Each child has the process's random state, counters and generators as they are at this moment, and takes them
-with it when it ends. Nothing of the script's own process changes; offsets of open files, which a fork
-shares, are put back.
+with it when it ends. Nothing of the script's own process changes: files that it has open, whose offsets a
+fork would share, are opened anew in the child.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import fcntl
 import hashlib
 import json
 import os
+import pickle
 import select
 import signal
+import stat
 import sys
 import time
 import warnings
@@ -29,6 +32,9 @@ LEAST_GAIN = 1.05
 _CHUNK = 16  # samples that are collated at a time
 _GRACE_S = 10.0  # beyond its time, for a sample that takes long
 _DEEPEST = 20  # of objects within objects
+_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+
+is_proof = False  # in a child that makes samples: nothing is proved there
 
 
 class Verdict(str, enum.Enum):
@@ -146,7 +152,9 @@ def _mean_times(made: _Made) -> tuple[float, float]:
 
 def _name_sample(loader: Any, indices: list[Any], number: int) -> str:
     """Return a sample's index, and the file where the dataset lists it as torchvision's folders do."""
-    index = indices[number] if number < len(indices) else number
+    if number >= len(indices) or indices[number] == "None":  # an IterableDataset is asked for the next
+        return f"sample {number}"
+    index = indices[number]
     try:
         row = loader.dataset.samples[index]
         return f"sample {index} ({row[0]})"
@@ -155,7 +163,6 @@ def _name_sample(loader: Any, indices: list[Any], number: int) -> str:
 
 
 def _make_both(loader: Any, ways: tuple[bool, bool], most: int, seconds: float) -> tuple[_Made, _Made]:
-    offsets = _read_offsets()
     children = [_fork(loader, is_lazy, most, seconds) for is_lazy in ways]
     try:
         texts = _read(dict(children), time.monotonic() + seconds + _GRACE_S)
@@ -168,19 +175,6 @@ def _make_both(loader: Any, ways: tuple[bool, bool], most: int, seconds: float) 
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 os.waitpid(pid, 0)
-        for descriptor, offset in offsets.items():
-            with contextlib.suppress(OSError):
-                if os.lseek(descriptor, 0, os.SEEK_CUR) != offset:
-                    os.lseek(descriptor, offset, os.SEEK_SET)
-
-
-def _read_offsets() -> dict[int, int]:
-    offsets = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                offsets[int(name)] = os.lseek(int(name), 0, os.SEEK_CUR)
-    return offsets
 
 
 def _fork(loader: Any, is_lazy: bool, most: int, seconds: float) -> tuple[int, int]:
@@ -222,8 +216,9 @@ def _parse(text: bytes) -> _Made:
     for line in text.split(b"\n")[:-1]:
         told = json.loads(line)
         if told.get("end"):
-            made.taken, made.left, made.is_whole = told["taken"], told["left"], True
+            made.is_whole = True
             break
+        made.taken, made.left = told["taken"], told["left"]
         made.digests += told["digests"]
         made.indices += told["indices"]
         made.failed += told["failed"]
@@ -233,6 +228,9 @@ def _parse(text: bytes) -> _Made:
 
 def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> None:
     """Make samples in a child, unheard, and write what they are."""
+    global is_proof
+    is_proof = True
+    _open_files_anew()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -240,7 +238,6 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
     until = time.monotonic() + seconds
     fetcher = _make_fetcher(loader)
     mine = counters.current = counters.open_counters("", 0)
-    made = 0
     for asked in _list_chunks(loader, most):
         size = len(asked) if isinstance(asked, list) else 1
         scan_before, began = mine.get("scan_ns"), time.process_time_ns()
@@ -253,18 +250,39 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
         except Exception as error:
             batch, failed = f"{type(error)}: {error}", size
         switch.is_on = False
+        left = {reason.value: int(mine.get(f"left_{reason.value}")) for reason in counters.Left}
         line = {
             "cpu_ns": time.process_time_ns() - began, "scan_ns": int(mine.get("scan_ns") - scan_before),
             "digests": _digest(batch, size), "failed": failed,
             "indices": [one if isinstance(one, int) else str(one) for one in _as_list(asked, size)],
+            "taken": mine.get("taken"), "left": {name: n for name, n in left.items() if n},
         }  # fmt: skip
         os.write(write, json.dumps(line).encode() + b"\n")
-        made += size
-        if made >= most or time.monotonic() > until:
+        if time.monotonic() > until:
             break
-    left = {reason.value: int(mine.get(f"left_{reason.value}")) for reason in counters.Left}
-    told = {"end": True, "taken": mine.get("taken"), "left": {name: n for name, n in left.items() if n}}
-    os.write(write, json.dumps(told).encode() + b"\n")
+    os.write(write, b'{"end": true}\n')
+
+
+def _open_files_anew() -> None:
+    """Give this process offsets of its own, and no way to write to what the script writes to."""
+    with contextlib.suppress(OSError):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.fstat(number).st_mode):
+                    _open_anew(number)
+
+
+def _open_anew(number: int) -> None:
+    flags, offset = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
+    try:
+        if flags & _ACCESS == os.O_WRONLY:
+            raise PermissionError
+        own = os.open(f"/proc/self/fd/{number}", flags)
+        os.lseek(own, offset, os.SEEK_SET)
+    except OSError:
+        own = os.open(os.devnull, os.O_RDWR)  # rather a sample that fails than one of the script's
+    os.dup2(own, number)
+    os.close(own)
 
 
 def _as_list(asked: Any, size: int) -> list[Any]:
@@ -295,71 +313,91 @@ def _make_fetcher(loader: Any) -> Any:
 
 
 def _list_chunks(loader: Any, most: int) -> Iterator[Any]:
-    """Yield what the sampler asks for, at most so many samples at a time."""
+    """Yield what the sampler asks for, some samples at a time, and so many of them."""
     for asked in loader._index_sampler:
-        if not isinstance(asked, list):
+        if isinstance(asked, list):
+            for first in range(0, min(len(asked), most), _CHUNK):
+                yield asked[first : min(first + _CHUNK, most)]
+            most -= len(asked)
+        else:
             yield asked
-            continue
-        for first in range(0, min(len(asked), most), _CHUNK):
-            yield asked[first : first + _CHUNK]
+            most -= 1
+        if most <= 0:
+            break
 
 
 def _digest(batch: Any, size: int) -> list[str]:
     """Return a checksum of each sample of a batch, all of them with what belongs to no single one."""
-    whole = hashlib.blake2b(digest_size=12)
-    rows = [hashlib.blake2b(digest_size=12) for _ in range(size)]
-    _walk(batch, whole, rows, 0)
-    rest = whole.digest()
-    for row in rows:
+    digest = _Digest(size)
+    digest.walk(batch, 0)
+    rest = digest.whole.digest()
+    for row in digest.rows:
         row.update(rest)
-    return [row.hexdigest() for row in rows]
+    return [row.hexdigest() for row in digest.rows]
 
 
-def _walk(value: Any, whole: Any, rows: list[Any], depth: int) -> None:
-    whole.update(f"{type(value).__module__}.{type(value).__qualname__}".encode())
-    if depth > _DEEPEST or value is None or isinstance(value, (str, bytes, int, float, complex)):
-        whole.update(repr(value).encode("utf-8", "surrogatepass") if depth <= _DEEPEST else b"")
-        return
-    import torch
+class _Digest:
+    """Of a batch: `rows` get what belongs to one sample, `whole` what belongs to no single one."""
 
-    if isinstance(value, torch.Tensor):
-        whole.update(repr((value.dtype, tuple(value.shape), value.device)).encode())
-        plain = value.detach()
-        if plain.layout is torch.strided:
-            whole.update(repr(plain.stride()).encode())
-            _walk_rows(plain.cpu().as_subclass(torch.Tensor), whole, rows)
+    def __init__(self, size: int) -> None:
+        self.whole = hashlib.blake2b(digest_size=12)
+        self.rows = [hashlib.blake2b(digest_size=12) for _ in range(size)]
+        self._seen: dict[int, Any] = {}  # objects, so that each is walked once
+
+    def walk(self, value: Any, depth: int) -> None:
+        whole = self.whole
+        whole.update(f"{type(value).__module__}.{type(value).__qualname__}".encode())
+        if depth > _DEEPEST or value is None:
+            return
+        if isinstance(value, (str, bytes, bytearray, int, float, complex)):
+            whole.update(repr(value).encode("utf-8", "surrogatepass"))
+        elif isinstance(value, sys.modules["torch"].Tensor):
+            self._walk_tensor(value, depth)
+        elif hasattr(value, "__array_interface__"):
+            import numpy as np
+
+            array = np.asarray(value)
+            facts = (array.dtype.str, array.shape, array.strides, getattr(value, "mode", ""))
+            whole.update(repr(facts).encode())
+            whole.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
+        elif isinstance(value, Mapping):
+            for name, one in value.items():
+                whole.update(repr(name).encode("utf-8", "surrogatepass"))
+                self.walk(one, depth + 1)
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            whole.update(b"%d" % len(value))
+            for one in sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value:
+                self.walk(one, depth + 1)
+        elif hasattr(value, "__dict__"):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.walk(vars(value), depth + 1)
         else:
-            whole.update(repr(plain).encode())
-    elif hasattr(value, "__array_interface__"):
-        import numpy as np
+            with contextlib.suppress(Exception):  # of any kind: it is the user's code
+                whole.update(pickle.dumps(value))
 
-        array = np.asarray(value)
-        facts = (array.dtype.str, array.shape, array.strides, getattr(value, "mode", ""))
-        whole.update(repr(facts).encode())
-        whole.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
-    elif isinstance(value, Mapping):
-        for name, one in value.items():
-            whole.update(repr(name).encode("utf-8", "surrogatepass"))
-            _walk(one, whole, rows, depth + 1)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        whole.update(b"%d" % len(value))
-        for one in sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value:
-            _walk(one, whole, rows, depth + 1)
-    elif hasattr(value, "__dict__"):
-        _walk(vars(value), whole, rows, depth + 1)
-    # Of anything else, its type.
+    def _walk_tensor(self, tensor: Any, depth: int) -> None:
+        torch = sys.modules["torch"]
+        self.whole.update(repr((tensor.dtype, tuple(tensor.shape), tensor.device)).encode())
+        if vars(tensor):  # a box's format
+            self.walk(vars(tensor), depth + 1)
+        plain = tensor.detach()
+        if plain.layout is torch.strided:
+            self.whole.update(repr(plain.stride()).encode())
+            self._add_rows(plain.cpu().as_subclass(torch.Tensor))
+        else:
+            self.whole.update(repr(plain).encode())
 
+    def _add_rows(self, tensor: Any) -> None:
+        """Add a tensor's bytes: a row of them to each sample, where it has as many."""
+        uint8 = sys.modules["torch"].uint8
 
-def _walk_rows(tensor: Any, whole: Any, rows: list[Any]) -> None:
-    """Add a tensor's bytes: a row of them to each sample, where it has as many."""
-    import torch
+        def read(part: Any) -> bytes:
+            flat = part.contiguous().reshape(-1)
+            return bytes(flat.view(uint8).numpy().data) if flat.numel() else b""
 
-    def read(part: Any) -> bytes:
-        flat = part.contiguous().reshape(-1)
-        return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
-
-    if tensor.dim() and tensor.shape[0] == len(rows):
-        for row, part in zip(rows, tensor):  # noqa: B905 (Python 3.8 has no strict)
-            row.update(read(part))
-    else:
-        whole.update(read(tensor))
+        if tensor.dim() and tensor.shape[0] == len(self.rows):
+            for row, part in zip(self.rows, tensor):  # noqa: B905 (Python 3.8 has no strict)
+                row.update(read(part))
+        else:
+            self.whole.update(read(tensor))
