@@ -177,7 +177,8 @@ def writes_to_terminal(node: ast.AST) -> bool:
 
 
 def test_only_the_door_writes_to_the_terminal() -> None:
-    doors = {"cli/output.py": 2, "cli/__init__.py": 1}  # JSON and paths that programs read; the version
+    # JSON and paths that programs read; the version; what is said inside of the user's process.
+    doors = {"cli/output.py": 2, "cli/__init__.py": 1, "run/inside/loaders.py": 1}
     found = {}
     for path in sorted(p for p in ROOT.rglob("*.py") if "hook" not in p.parts):
         calls = sum(map(writes_to_terminal, ast.walk(ast.parse(path.read_text()))))

@@ -26,6 +26,7 @@ from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
 from feedrate.errors import FeedrateError
 
 GROUPS = {
+    "train faster": ("run",),
     "find out": ("doctor", "watch", "plan", "estimate", "speedtest", "bench"),
     "make": ("pack", "index", "append", "split", "add-column", "unpack"),
     "look": ("demo", "ls", "verify"),

@@ -14,6 +14,7 @@ from feedrate.machine.results import Machine
 from feedrate.units import format_factor, is_number
 
 GAIN_WORTH_NAMING = 1.03  # below this a prediction is not worth a change to a script
+RUN = "run"  # the name of the remedy that edits nothing
 CONTENDED = "contended"  # the code of the finding that others use the machine
 DOCUMENT_VERSION = 1  # of the documents that can be read back
 # The run and its experiments, by what the hook calls them, in words for the user.

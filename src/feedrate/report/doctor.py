@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from feedrate.doctor.results import (
     CONTENDED,
+    RUN,
     Diagnosis,
     Finding,
     Remedy,
@@ -67,12 +68,21 @@ _ROOMS = (
 
 def draw_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the verdict and what it rests on, in plain lines."""
+    code, last = _code(diagnosis.remedies), _run(diagnosis.remedies)
     for room in _ROOMS:
         lines = _draw(diagnosis, room)
-        if len(lines) <= _SCREEN:
+        if len(lines) + (0 if code else len(last)) <= _SCREEN:
             break
     # What is to be pasted comes below the screen: it is not read, and it must be whole.
-    return "\n".join([*lines, *_code(diagnosis.remedies), ""])
+    return "\n".join([*lines, *code, *last, ""])
+
+
+def _run(remedies: Sequence[Remedy]) -> list[str]:
+    """Return the line to type for the remedy that edits nothing: what a report ends with is what is tried."""
+    one = next((one for one in remedies if one.name == RUN and one.helps), None)
+    if one is None or one.command is None:
+        return []
+    return ["", f"Without an edit, {one.gain}:", f"  $ {shorten(clean(one.command), _LONGEST_COMMAND)}"]
 
 
 def _code(remedies: Sequence[Remedy]) -> list[str]:
@@ -239,7 +249,7 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
     gain = shorten(one.gain, _GAIN - 3)
     lines = _wrap(text, 2, f"  {gain}".ljust(_GAIN))
     # What is to be typed is not cut at the edge of the screen: it has to be copied.
-    if one.command:
+    if one.command and one.name != RUN:  # which the report ends with
         lines.append(f"{indent}$ {shorten(clean(one.command), _LONGEST_COMMAND)}")
     if one.change and (has_notes or not one.command):
         lines.append(f"{indent}{shorten(clean(one.change), _LONGEST_COMMAND)}")

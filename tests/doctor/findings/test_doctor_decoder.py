@@ -273,3 +273,35 @@ def test_images_inside_of_other_files_are_not_said_to_be_of_another_kind(tmp_pat
     remedy = find(examine_files(tmp_path, [shard]), "faster-decode")
     assert remedy is not None
     assert remedy.note == "no image files were seen: what feedrate's decoder takes for them is unknown"
+
+
+def test_a_run_whose_jpegs_pillow_decodes_is_told_to_start_by_feedrate_run(tmp_path: Path) -> None:
+    diagnosis = examine_files(tmp_path, save_images(tmp_path / "photos", [".jpg"]))
+    remedy = find(diagnosis, "run")
+    assert remedy is not None
+    assert remedy.predicted_speedup > 1.5
+    assert remedy.command == "feedrate run -- x"
+    assert remedy in diagnosis.findings[0].remedies
+    lines = draw_diagnosis(diagnosis).rstrip().split("\n")
+    assert lines[-1] == "  $ feedrate run -- x"
+    assert lines[-2].startswith("Without an edit, ")
+
+
+def test_nothing_is_said_of_feedrate_run_where_another_library_decodes(tmp_path: Path) -> None:
+    loop = FakeLoop(workers=2)
+    run_steps(loop, 40)
+    loop.fetches(200, 20, cpu=100, parts={"decode:cv2.imread@": (90, 0)}).write(tmp_path)
+    loop.main.write(tmp_path)
+    kernel = KernelTime(0.001, taken=8, tried=8)
+    diagnosis = judge(tmp_path, MachineSummary(cores=2.0, data=LOCAL), kernel=kernel)[1]
+    assert find(diagnosis, "faster-decode") is not None
+    assert find(diagnosis, "run") is None
+    assert "feedrate run" not in draw_diagnosis(diagnosis)
+
+
+def test_what_pillow_goes_on_decoding_is_no_gain_of_feedrate_run(tmp_path: Path) -> None:
+    photos = save_images(tmp_path / "photos", [".jpg"], side=96)
+    scans = save_images(tmp_path / "scans", [".png"])
+    remedy = find(examine_files(tmp_path, photos[:6] + scans), "run")
+    assert remedy is not None
+    assert remedy.predicted_speedup < 1.5

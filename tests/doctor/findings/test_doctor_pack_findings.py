@@ -27,7 +27,7 @@ BATCH, STEPS = 8, 40
 # Of a DataLoader: each would be wrong advice to somebody who has a Loader.
 OF_DATALOADER = {
     "more-workers", "fewer-workers", "persistent-workers", "unpin-workers", "lighter-handover", "pack",
-    "faster-decode", "pinned-memory", "move-to-workers", "move-to-cores", "preprocess-once",
+    "run", "faster-decode", "pinned-memory", "move-to-workers", "move-to-cores", "preprocess-once",
 }  # fmt: skip
 IMAGES = PackImages(
     tried=24, left=0, decode_s=0.004, pillow_s=0.0, stored_s=0.0, others="", is_lossless=True,
@@ -278,7 +278,7 @@ def test_nobody_is_told_to_pack_what_is_a_pack(tmp_path: Path) -> None:
     assert diagnosis.findings[0].code == "decode-bound"
     assert diagnosis.findings[0].cause.startswith("feedrate decodes the pack's images")
     assert "cache-in-memory" in names_of(diagnosis)
-    assert not {"pack", "faster-decode", "normalise"} & names_of(diagnosis)
+    assert not {"pack", "run", "faster-decode", "normalise"} & names_of(diagnosis)
 
 
 def test_nobody_is_told_to_cache_what_is_cached(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ CATALOGUE: tuple[Entry, ...] = (
         "decode-bound", "Images are decoded whole, on the CPU.",
         loader.find_slow_decoding, of_pack=other_loaders.find_slow_decoding,
         cures=(
-            "loader", "faster-decode", "normalise", "cache-in-memory", "more-workers", "more-threads",
+            "loader", "run", "faster-decode", "normalise", "cache-in-memory", "more-workers", "more-threads",
             "preprocess-once", "pack",
         ),
     ),
@@ -106,27 +106,28 @@ CATALOGUE: tuple[Entry, ...] = (
         "workers-starved", "Cores stand idle while the training waits for its batches.",
         loader.find_starved_workers, of_pack=other_loaders.find_few_threads,
         cures=(
-            "loader", "index-batches", "more-workers", "more-threads", "faster-decode", "normalise", "pack",
+            "loader", "run", "index-batches", "more-workers", "more-threads", "faster-decode", "normalise",
+            "pack",
         ),
         explains=_LOADER,
     ),
     Entry(
         "workers-oversubscribed", "The workers take the cores from each other and from the training.",
         loader.find_too_many_workers, of_pack=None,
-        cures=("loader", "fewer-workers", "faster-decode", "normalise"),
+        cures=("loader", "run", "fewer-workers", "faster-decode", "normalise"),
         explains=(*_LOADER, "epoch-start-pause"),
     ),
     Entry(
         "workers-pinned", "Their affinity keeps them on few cores while others idle.",
         loader.find_pinned_workers, of_pack=None,
-        cures=("loader", "unpin-workers", "faster-decode"),
+        cures=("loader", "run", "unpin-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
     Entry(
         "workers-idle",
         "An iterable dataset divides its shards among the workers; one that gets none ends at once.",
         dataset.find_idle_workers,
-        cures=("more-shards", "faster-decode"),
+        cures=("more-shards", "run", "faster-decode"),
         explains=(*_LOADER, "workers-starved", "workers-oversubscribed"),
     ),
     Entry(
@@ -156,7 +157,7 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "contended", "Cores (or the GPU) are shared with work that is not this run's.",
         machine.find_contention,
-        cures=("stop-others", "loader", "faster-decode", "normalise", "fewer-workers"),
+        cures=("stop-others", "loader", "run", "faster-decode", "normalise", "fewer-workers"),
         explains=(
             *_LOADER, "workers-oversubscribed", "workers-starved", "main-thread-bound", "device-bound",
         ),
@@ -228,14 +229,14 @@ CATALOGUE: tuple[Entry, ...] = (
     Entry(
         "slow-rank", "Its data comes later than that of the other ranks, and every step waits for it.",
         loop.find_slow_rank,
-        cures=("balance-ranks", "loader", "more-workers", "faster-decode"),
+        cures=("balance-ranks", "loader", "run", "more-workers", "faster-decode"),
         explains=(*_LOADER, "workers-starved"),
     ),
     Entry(
         "device-bound", "Data arrives in time; the model's own computing takes the time.",
         loop.find_busy_device, of_pack=other_loaders.find_busy_device,
         cures=(
-            "half-precision", "channels-last", "move-to-cores", "loader", "faster-decode", "normalise",
+            "half-precision", "channels-last", "move-to-cores", "loader", "run", "faster-decode", "normalise",
             "more-workers", "pack",
         ),
     ),
@@ -248,6 +249,7 @@ _OF_WORKERS: tuple[Make, ...] = (
     loader.persist_workers,
     loader.unpin_workers,
     loader.lighten_handover,
+    loader.run_as_it_is,
     loader.decode_faster,
     loader.normalise_images,
     loader.pack_files,

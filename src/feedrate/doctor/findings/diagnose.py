@@ -9,6 +9,7 @@ the shares.
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from feedrate.doctor.findings.catalogue import CATALOGUE, GOOD_CASE, Entry, list
 from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
 from feedrate.doctor.hook.feedrate_hook import layout
 from feedrate.doctor.results import (
+    RUN,
     Diagnosis,
     Finding,
     HotLine,
@@ -61,6 +63,8 @@ def diagnose(
 ) -> Diagnosis:
     """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
     remedies = list_remedies(m)
+    if (one := remedies.get(RUN)) is not None:
+        remedies[RUN] = replace(one, command=f"{one.command} {shlex.join(command)}")
     findings = find_causes(m, remedies)
     return Diagnosis(
         command=tuple(command),

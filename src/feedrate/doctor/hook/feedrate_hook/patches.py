@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -78,66 +79,20 @@ def _sent(original: Any) -> Any:
     return __init__
 
 
-_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+def _expect(imports: Any, name: str, patch: Callable[[Any], None]) -> None:
+    """Patch a module once it has been imported."""
 
+    def apply(module: Any) -> None:
+        with Noted(f"patch {name}"):
+            patch(module)
 
-class PatchFinder:
-    """First on sys.meta_path. Answers only for names that have a patch, with what the next finders answer."""
-
-    def __init__(self) -> None:
-        self.patches: dict[str, list[Callable[[Any], None]]] = {}
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self.patches:
-            return None
-        for finder in list(sys.meta_path):
-            find = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec = find(name, path, target)
-            if spec is not None:
-                self._watch(name, spec.loader)
-                return spec
-        return None
-
-    def _watch(self, name: str, loader: Any) -> None:
-        """Patch the module after the loader ran it. The loader stays what it is: others look at its type."""
-        execute = getattr(loader, "exec_module", None)
-        if execute is None or isinstance(loader, type):
-            return
-
-        def exec_module(module: Any) -> None:
-            # The instance's attribute; the class's own shows again.
-            loader.__dict__.pop("exec_module", None)
-            execute(module)
-            self.apply(name, module)
-
-        # Python leaves lines of its import system out of tracebacks, up to the first that is not of it.
-        exec_module.__code__ = exec_module.__code__.replace(co_filename=_IMPORT_SYSTEM)
-        try:
-            loader.exec_module = exec_module
-        except AttributeError as error:
-            session.note_error(f"import {name}", error)
-
-    def apply(self, name: str, module: Any) -> None:
-        for patch in self.patches.get(name, ()):
-            with Noted(f"patch {name}"):
-                patch(module)
-
-    def add(self, name: str, patch: Callable[[Any], None]) -> None:
-        self.patches.setdefault(name, []).append(patch)
-        module = sys.modules.get(name)
-        # A module that is being imported at this moment is left alone.
-        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            with Noted(f"patch {name}"):
-                patch(module)
-
-
-finder = PatchFinder()
+    imports.add(name, apply)
 
 
 def install() -> None:
-    """Put the finder in place, with every patch waiting for its module."""
+    """Let every patch wait for its module."""
+    # Beside this package on the PYTHONPATH, and shared with the hooks of other commands.
+    imports: Any = importlib.import_module("feedrate_imports").watch
     tables: tuple[dict[str, Any], ...] = (
         {"torch._utils": [("ExceptionWrapper.__init__", _sent)], "tensorflow": _note_framework,
          "jax": _note_framework, "torch": _watch_files},
@@ -146,9 +101,10 @@ def install() -> None:
     )  # fmt: skip
     for table in tables:
         for name, patch in table.items():
-            finder.add(name, patch if callable(patch) else functools.partial(wrapping.install_all, patch))
-    if finder not in sys.meta_path:
-        sys.meta_path.insert(0, finder)
+            _expect(
+                imports, name, patch if callable(patch) else functools.partial(wrapping.install_all, patch)
+            )
+    imports.begin()
 
 
 def _watch_files(_: Any) -> None:
