@@ -95,15 +95,15 @@ class Map(NamedTuple):
         return function
 
 
-def find_map(wanted: str | Function, *, folder: str | None = None) -> Map:
-    """Find a function, given as itself or as `module:function`.
+def find_map(wanted: str | Function) -> Map:
+    """Find a function, given as itself or as `module:function` of the current folder.
 
     Raises:
         UsageError: there is no such function.
     """
     if not isinstance(wanted, str):
         return _describe_function(wanted)
-    folder = os.path.abspath(folder or os.getcwd())
+    folder = os.getcwd()
     module_name, colon, function_name = wanted.partition(":")
     if not colon or not module_name or not function_name or os.sep in module_name:
         raise UsageError(

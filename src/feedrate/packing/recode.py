@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from feedrate.packing.results import Recoded
 
 DEFAULT_QUALITY = 90
-# Of `Recode.settings`.
-RECODE_SETTINGS = ("resize", "max_side", "raw", "quality", "encoded", "normalise", "keep_truncated")
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
@@ -301,6 +299,7 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
     has_pixels = any(tally.get("images") or tally.get("masks") for tally in tallies)
     if not has_pixels and not _say_coding(settings):
         return None
+
     from feedrate.packing.results import Recoded  # packing begins sooner without all results of all commands
 
     def total(name: str) -> int:
@@ -314,17 +313,12 @@ def sum_up(settings: Mapping[str, object], tallies: Sequence[Mapping[str, object
         return dict(counts.most_common())
 
     psnr = [db for tally in tallies if isinstance(values := tally.get("psnr_db"), list) for db in values]
+    counted = ("images", "resized", "masks", "kept", "before_bytes", "after_bytes", "lossless")
     return Recoded(
         words=words,
-        images=total("images"),
-        resized=total("resized"),
-        masks=total("masks"),
-        lossless=total("lossless"),
+        **{name: total(name) for name in counted},
         rewritten=total_by_kind("rewritten"),
         encoded=total_by_kind("encoded"),
-        kept=total("kept"),
-        before_bytes=total("before_bytes"),
-        after_bytes=total("after_bytes"),
         mean_psnr_db=sum(psnr) / len(psnr) if psnr else None,
         psnr_images=len(psnr),
     )

@@ -45,7 +45,6 @@ _WORTH_A_WORKER_BYTES = 100_000_000
 _CORES_PER_PROCESS = 4
 # Pillow's own: a script that sets them decides what is packed, and a new process would not know.
 _SWITCHES = (("PIL.Image", "MAX_IMAGE_PIXELS"), ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"))
-_Switches = list[tuple[str, str, object]]
 
 
 class Stopped(Exception):
@@ -76,6 +75,9 @@ class SizedTask(Protocol):
 
     @property
     def source_bytes(self) -> int: ...
+
+
+Sized = TypeVar("Sized", bound=SizedTask)
 
 
 def report_tasks(
@@ -137,6 +139,31 @@ def run_tasks(
     return _run_here(one_ahead(map(begin, tasks)), threads, watch)
 
 
+def finish_tasks(
+    phase: str,
+    function: Callable[[Sized], object],
+    tasks: Sequence[Sized],
+    find: Callable[[Sized], Done | None],
+    *,
+    workers: int | None,
+    watch: Callable[[Tick], None],
+    unit: str = "sample",
+    have_threads: Callable[[], bool] = lambda: False,
+) -> tuple[list[Sized], list[Done]]:
+    """Run the tasks of which `find` finds no result; return these, and the results of all that it finds then.
+
+    See `run_tasks`.
+    """
+    missing = [task for task in tasks if find(task) is None]
+    report = report_tasks(phase, tasks, missing, watch, unit)
+    size_bytes = sum(task.source_bytes for task in missing)
+    for _ in run_tasks(
+        function, missing, workers=workers, size_bytes=size_bytes, watch=report, have_threads=have_threads
+    ):
+        pass
+    return missing, [done for task in tasks if (done := find(task)) is not None]
+
+
 def _run_here(done: Iterator[Done], threads: int, watch: Watch) -> Iterator[Done]:
     global _count, _threads
     counts = [0, 0]
@@ -162,6 +189,7 @@ def _run_pool(
     processes: list[subprocess.Popen[bytes]] = []
     busy: set[Any] = set()  # our ends of the pipes to workers that have a task
     waiting = iter(tasks)
+    switches = [(m, name, getattr(sys.modules[m], name)) for m, name in _SWITCHES if m in sys.modules]
     with contextlib.ExitStack() as open_files:
         counts_fd = os.memfd_create("feedrate-counts")
         open_files.callback(os.close, counts_fd)
@@ -177,7 +205,7 @@ def _run_pool(
                 with theirs, _interrupts_later():
                     processes.append(start_worker(theirs.fileno(), counts_fd, living_fd))
                 with _explain_death():
-                    ours.send((function, 1 + 2 * number, threads_each, _read_switches()))
+                    ours.send((function, 1 + 2 * number, threads_each, switches))
                     ours.send(next(waiting))
             while busy:
                 ready: list[Any] = wait(list(busy), timeout=_POLL_S)
@@ -240,10 +268,6 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _read_switches() -> _Switches:
-    return [(m, name, getattr(sys.modules[m], name)) for m, name in _SWITCHES if m in sys.modules]
-
-
 def work() -> None:
     """Be the worker whose open files the command line names."""
     from multiprocessing.connection import Connection
@@ -257,7 +281,11 @@ def work_with(pipe: Connection, counts_fd: int, living_fd: int) -> None:
     from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 
     global _count, _threads
-    _become_worker(living_fd)
+    # Ctrl-C reaches the whole group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
+    threading.Thread(target=_end_with_parent, args=(living_fd,), daemon=True).start()
     shared = _map_counts(counts_fd)
 
     def count(samples: int, size_bytes: int) -> None:
@@ -281,14 +309,6 @@ def work_with(pipe: Connection, counts_fd: int, living_fd: int) -> None:
                 pipe.send(answer)
             except (pickle.PicklingError, TypeError, AttributeError) as error:
                 pipe.send((True, RuntimeError(f"a worker's answer cannot be sent: {error}")))
-
-
-def _become_worker(living_fd: int) -> None:
-    # Ctrl-C reaches the whole group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    warnings.simplefilter("ignore")  # Pillow's: what matters of them ends in the report
-    threading.Thread(target=_end_with_parent, args=(living_fd,), daemon=True).start()
 
 
 def _end_with_parent(living_fd: int) -> None:

@@ -220,7 +220,7 @@ class ListingWriter:
             again = given.get(stem, 0)
             if again or stem in given:
                 again = max(again, 1) + 1
-                while _contains(in_order, _hash(stem + b"~%d" % again)):
+                while _contains(in_order, stem + b"~%d" % again):
                     again += 1
                 at += _ROW.fields["again"][1]  # type: ignore[index]
                 os.pwrite(fd, struct.pack("<I", again), at)
@@ -372,10 +372,7 @@ def _name(row: Any, text: bytes) -> bytes:
     return name.encode("latin-1")
 
 
-def _hash(stem: bytes) -> int:
-    return int(kernel.hash_stems(*ByteStrings.of([stem]).pack())[0])
-
-
-def _contains(in_order: np.ndarray[Any, np.dtype[np.uint64]], wanted: int) -> bool:
-    at = int(np.searchsorted(in_order, np.uint64(wanted)))
-    return at < len(in_order) and int(in_order[at]) == wanted
+def _contains(in_order: np.ndarray[Any, np.dtype[np.uint64]], stem: bytes) -> bool:
+    wanted = kernel.hash_stems(*ByteStrings.of([stem]).pack())[0]
+    at = int(np.searchsorted(in_order, wanted))
+    return at < len(in_order) and bool(in_order[at] == wanted)

@@ -72,9 +72,11 @@ class Mapper:
             raise LeftOut
         if not isinstance(returned, Mapping):
             raise UnusableValue(f"{self.name} returned {type(returned).__name__}, not a dict or None")
+        # An image that came back as it went in, not decoded yet, was not touched. Others are cheap to write
+        # again, and may be changed.
         changed = {
             name: value for name, value in returned.items()
-            if name != "key" and not _is_untouched(value, given.get(name))
+            if name != "key" and not (value is given.get(name) and getattr(value, "tile", None))
         }  # fmt: skip
         kept = {f.name: v for f, v in zip(self.fields, values, strict=True) if f.name not in changed}
         return changed, kept
@@ -182,11 +184,6 @@ def _give(field: Field, value: Plain) -> Any:
         return read_npy(value)
     except (ValueError, OSError, EOFError, RecursionError) as error:
         raise UnusableValue(f"cannot be read as {field.kind}: {error}") from error
-
-
-def _is_untouched(value: object, given: object) -> bool:
-    """Say whether an image came back as it went in. Others are cheap to write again, and may be changed."""
-    return value is given and bool(getattr(value, "tile", None))  # not decoded yet
 
 
 def _normalise(value: Any) -> Any:

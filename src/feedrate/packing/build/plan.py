@@ -18,7 +18,7 @@ from feedrate.format.containers import find_container
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import AUTO, Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.packing.build.listing import Listing, Rows, Sample, value_bytes
+from feedrate.packing.build.listing import Listing, Rows, value_bytes
 from feedrate.packing.mapping import Map
 from feedrate.packing.options import PackOptions
 from feedrate.packing.recode import Recode
@@ -123,21 +123,17 @@ def split_into_shards(listing: Listing, options: PackOptions, *, scale: float = 
 
 
 def _estimate(listing: Listing, rows: Rows, recode: Recode) -> I64:
+    """Return what samples will take in a tar: exactly, unless their pixels are to be changed."""
     if not recode.settings():
         sizes: I64 = rows["tar_bytes"]
         return sizes
-    samples = listing.samples_of(rows)
-    return np.array([estimate_tar_bytes(sample, listing.fields, recode) for sample in samples], np.int64)
-
-
-def estimate_tar_bytes(sample: Sample, fields: Sequence[Field], recode: Recode) -> int:
-    """Return what a sample will take in a tar: exactly, unless its pixels are to be changed."""
-    total = 0
-    for field, value in zip(fields, sample.values, strict=True):
-        size_bytes = value_bytes(value)
-        is_changed = field.kind is Kind.IMAGE and field.coding is not Coding.FILE
-        total += member_bytes(recode.estimate_bytes(size_bytes) if is_changed else size_bytes)
-    return total
+    totals = np.zeros(len(rows), np.int64)
+    for i, sample in enumerate(listing.samples_of(rows)):
+        for field, value in zip(listing.fields, sample.values, strict=True):
+            size_bytes = value_bytes(value)
+            is_changed = field.kind is Kind.IMAGE and field.coding is not Coding.FILE
+            totals[i] += member_bytes(recode.estimate_bytes(size_bytes) if is_changed else size_bytes)
+    return totals
 
 
 def describe_settings(reader: Reader, options: PackOptions) -> dict[str, Any]:
@@ -145,9 +141,13 @@ def describe_settings(reader: Reader, options: PackOptions) -> dict[str, Any]:
     settings = options.settings()
     if reader.table is not None:
         size_bytes, crc32c = reader.table.measure()
+        root, table = os.path.realpath(reader.root), os.path.realpath(reader.table.path)
+        # A table from elsewhere comes back at the top of the tree.
+        is_inside = os.path.commonpath([root, table]) == root
+        path = os.path.relpath(table, root) if is_inside else os.path.basename(table)
         settings["labels"] = {
             "name": f"labels-source{reader.table.path.suffix.lower()}",
-            "path": quote_from_bytes(_table_path(reader)),
+            "path": quote_from_bytes(os.fsencode(path)),
             "bytes": size_bytes,
             "crc32c": f"{crc32c:08x}",
         }
@@ -165,11 +165,3 @@ def digest_plan(samples_digest: str, fields: Sequence[Field], settings: Mapping[
     """Return a digest of all that decides a pack's bytes, contents of files aside; times do not."""
     known = [settings, {field.name: dump_field(field) for field in fields}, samples_digest]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
-
-
-def _table_path(reader: Reader) -> bytes:
-    assert reader.table is not None
-    root, table = os.path.realpath(reader.root), os.path.realpath(reader.table.path)
-    # A table from elsewhere comes back at the top of the tree.
-    inside = os.path.commonpath([root, table]) == root
-    return os.fsencode(os.path.relpath(table, root) if inside else os.path.basename(table))

@@ -162,13 +162,9 @@ class Bulk:
         task, listing = self._task, self._listing
         for first in range(task.first, task.last, BLOCK):
             rows = listing.rows_in_order(first, min(first + BLOCK, task.last), task.seed)
-            ends, at = np.cumsum(rows["tar_bytes"]), 0
-            while at < len(rows):
-                before = int(ends[at - 1]) if at else 0
-                stop = int(np.searchsorted(ends, before + _BATCH_BYTES, side="right"))
-                stop = min(max(stop, at + 1), at + _BATCH_FILES)
-                yield rows[at:stop]
-                at = stop
+            yield from (
+                rows[part] for part in kernel.split_by_size(rows["tar_bytes"], _BATCH_BYTES, _BATCH_FILES)
+            )
 
     def make(self, rows: Rows, pool: kernel.Pool | None, memory: U8) -> Batch:
         """Read and lay out samples: in `memory`, if that is large enough."""
@@ -486,15 +482,11 @@ def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Fi
     for shard in done:
         for name, value in shard.found["uniform"].items():
             _share(uniform, name, value)
-    shapes = {field.name: uniform.get(f"{field.name}.shape") for field in fields}
-    return tuple(
-        replace(
-            field,
-            shape=None if (shape := shapes[field.name]) is None else tuple(shape),
-            dtype=uniform.get(f"{field.name}.dtype") or field.dtype,
-        )
-        for field in fields
-    )
+    shared = []
+    for field in fields:
+        shape, dtype = (uniform.get(f"{field.name}.{name}") for name in ("shape", "dtype"))
+        shared.append(replace(field, shape=shape and tuple(shape), dtype=dtype or field.dtype))
+    return tuple(shared)
 
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:

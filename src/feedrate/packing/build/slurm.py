@@ -139,7 +139,11 @@ def run_job() -> None:
     except Exception as error:
         _write_result(tasks[0].target, name, {"lost": f"{type(error).__name__}: {error}"})
         raise
-    _write_result(tasks[0].target, name, _dump_result(outcome))
+    if isinstance(outcome, FeedrateError):
+        told = {"error": type(outcome).__name__, "message": str(outcome), "hint": outcome.hint}
+    else:
+        told = {"samples": outcome[0], "seconds": outcome[1]}
+    _write_result(tasks[0].target, name, told)
 
 
 def dump_tasks(groups: Sequence[Sequence[ShardTask]], workers: int) -> str:
@@ -170,12 +174,6 @@ def load_tasks(text: str) -> tuple[list[tuple[ShardTask, ...]], int]:
         for tasks in document["tasks"]
     ]
     return groups, document["workers"]
-
-
-def _dump_result(outcome: MapCost | FeedrateError) -> dict[str, Any]:
-    if isinstance(outcome, FeedrateError):
-        return {"error": type(outcome).__name__, "message": str(outcome), "hint": outcome.hint}
-    return {"samples": outcome[0], "seconds": outcome[1]}
 
 
 def _load_result(document: dict[str, Any]) -> MapCost | FeedrateError | str:

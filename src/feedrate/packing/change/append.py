@@ -314,13 +314,10 @@ def _append(
     try:
         packed = pack_reader(arrivals, folder, options, watch)
     except NothingToPack as error:
-        if arrivals.skipped:
-            return AppendResult(
-                source=arrivals.root, pack=str(pack.path), samples=len(pack), added=0,
-                skipped=arrivals.skipped, shards=0, size_bytes=0, seconds=0.0, new_classes=(),
-                rejected=error.rejected, unassigned=(),
-            )  # fmt: skip
-        raise
+        if not arrivals.skipped:
+            raise
+        nothing = _summarise(arrivals.root, pack, pack.manifest, (), skipped=arrivals.skipped)
+        return dataclasses.replace(nothing, rejected=error.rejected, refers=False)
     with contextlib.closing(Pack(folder)) as new:
         joined = join.Joined(new, join.link_into(pack.path), defaults=defaults)
         join.refuse_equal_keys(pack, joined)

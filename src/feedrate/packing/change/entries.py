@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,7 @@ from feedrate.kernel import I32, I64, U8, Pool
 from feedrate.packing.build.shard import describe_part, write_part
 from feedrate.packing.change.update import changing, write_manifest
 from feedrate.packing.results import EntriesResult
-from feedrate.packing.workers import advance, count_threads, report_tasks, run_tasks
+from feedrate.packing.workers import advance, count_threads, finish_tasks
 from feedrate.progress import Tick
 from feedrate.remote.addresses import Place, is_url
 from feedrate.units import format_bytes, shell_quote
@@ -130,7 +130,8 @@ def set_entries(
         changed_parts=sum(a.index != b.index for a, b in zip(after.shards, before.shards, strict=True)),
         index_bytes=after.index_bytes,
         index_bytes_before=before.index_bytes,
-        shard_bytes=_count_bytes(after),
+        # Several shards may be in one file.
+        shard_bytes=sum({(shard.folder, shard.name): shard.size_bytes for shard in after.shards}.values()),
         old_parts=tuple(name for name in old if name not in removed),
         removed_parts=tuple(removed),
         seconds=time.monotonic() - begin,
@@ -187,17 +188,14 @@ def _list_fields(manifest: Manifest) -> list[Field]:
     return [f for f in manifest.fields if f.kind is Kind.IMAGE and f.coding is not Coding.RAW]
 
 
-def _count_bytes(manifest: Manifest) -> int:
-    """Return the size of what holds the samples; several shards may be in one file."""
-    sizes = {(shard.folder, shard.name): shard.size_bytes for shard in manifest.shards}
-    return sum(sizes.values())
-
-
 def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callable[[Tick], None]) -> Manifest:
     manifest, folder = pack.manifest, pack.path / FOLDER_NAME
     # Of a pack that was never scanned, no part has any entry points.
     is_scanned = manifest.settings.get("scan", True)
-    sizes = _measure_parts(pack)
+    sizes = [0] * len(manifest.shards)  # of the images that each part of the index is about
+    for field in _list_fields(manifest):
+        for place, lengths in enumerate(pack.columns(f"{field.name}.length")):
+            sizes[place] += int(lengths.sum())
     tasks = [
         PartTask(
             pack=os.path.abspath(pack.path), place=place, crc32c=shard.index.crc32c,
@@ -206,29 +204,33 @@ def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callab
         for place, shard in enumerate(manifest.shards)
         if shard.index.entries != bytes_per_entry or not is_scanned
     ]  # fmt: skip
+    # Without tasks the pack was scanned.
+    settings = {k: v for k, v in manifest.settings.items() if k not in ("entries", "scan")}
+    settings |= dump_entries(bytes_per_entry)
     if tasks:
         _check_room(pack.path, [task for task in tasks if not task.path.exists()])
         with explained(pack.path):
             folder.mkdir(exist_ok=True)
             _keep_only(folder, {task.path.name for task in tasks})
-        _make_parts(tasks, workers, watch)
+        finish_tasks(
+            "indexing", make_part, tasks, lambda task: task.path if task.path.exists() else None,
+            workers=workers, watch=watch, have_threads=lambda: True,
+        )  # fmt: skip
         with explained(pack.path):
             made = {task.place: _place_part(pack.path, task) for task in tasks}
             sync_folder(pack.path)
-            settings = {k: v for k, v in manifest.settings.items() if k not in ("entries", "scan")}
             manifest = dataclasses.replace(
                 manifest,
                 shards=tuple(
                     _replace_part(shard, made[place]) if place in made else shard
                     for place, shard in enumerate(manifest.shards)
                 ),
-                settings={**settings, **dump_entries(bytes_per_entry)},
+                settings=settings,
             )
             write_manifest(pack.path, manifest)
     elif find_entries(manifest.settings) != bytes_per_entry:
         # Joined packs that agree where their settings do not: what is appended shall agree, too.
-        settings = {k: v for k, v in manifest.settings.items() if k != "entries"}
-        manifest = dataclasses.replace(manifest, settings={**settings, **dump_entries(bytes_per_entry)})
+        manifest = dataclasses.replace(manifest, settings=settings)
         write_manifest(pack.path, manifest)
     if folder.exists():
         with explained(pack.path):
@@ -236,15 +238,6 @@ def _change(pack: Pack, bytes_per_entry: int, workers: int | None, watch: Callab
             with contextlib.suppress(OSError):  # another user's files are in it
                 folder.rmdir()
     return manifest
-
-
-def _measure_parts(pack: Pack) -> list[int]:
-    """Return how many bytes of images each part of the index is about."""
-    sizes = [0] * len(pack.manifest.shards)
-    for field in _list_fields(pack.manifest):
-        for place, lengths in enumerate(pack.columns(f"{field.name}.length")):
-            sizes[place] += int(lengths.sum())
-    return sizes
 
 
 def _check_room(folder: Path, missing: Sequence[PartTask]) -> None:
@@ -265,16 +258,6 @@ def _keep_only(folder: Path, names: set[str]) -> None:
     for path in folder.iterdir():
         if path.name not in names and (_MADE.fullmatch(path.name) or is_temporary(path.name)):
             path.unlink()
-
-
-def _make_parts(tasks: Sequence[PartTask], workers: int | None, watch: Callable[[Tick], None]) -> None:
-    missing = [task for task in tasks if not task.path.exists()]
-    report = report_tasks("indexing", tasks, missing, watch)
-    size_bytes = sum(task.source_bytes for task in missing)
-    done = run_tasks(
-        make_part, missing, workers=workers, size_bytes=size_bytes, watch=report, have_threads=lambda: True
-    )
-    list(done)
 
 
 def make_part(task: PartTask) -> None:
@@ -314,7 +297,8 @@ def _find_entry_points(
     _refuse_damaged(pack, positions, statuses)
     is_first = field is _list_fields(pack.manifest)[0]
     found: list[bytes] = []
-    for span in _blocks(rows[f"{field.name}.length"]):
+    lengths = rows[f"{field.name}.length"]
+    for span in kernel.split_by_size(lengths, _BLOCK_BYTES, len(lengths)):
         files, values, _ = pack.find_values(field.name, rows[span], positions[span])
         data, starts, statuses = kernel.read_ranges(files, values, pool)
         if statuses.any():
@@ -324,16 +308,6 @@ def _find_entry_points(
         advance(len(rows[span]) if is_first else 0, len(data))
     # None for what the kernel does not take. If an earlier one took it, its entry points are as good as ever.
     return [new or old for new, old in zip(found, before, strict=True)]
-
-
-def _blocks(lengths: I64) -> Iterator[slice]:
-    """Yield neighbours that take some megabytes together; a larger one alone."""
-    ends, at = np.cumsum(lengths), 0
-    while at < len(lengths):
-        before = int(ends[at - 1]) if at else 0
-        stop = max(at + 1, int(np.searchsorted(ends, before + _BLOCK_BYTES, side="right")))
-        yield slice(at, stop)
-        at = stop
 
 
 def _scan_all(data: U8, starts: I64, bytes_per_entry: int, pool: Pool) -> list[bytes]:

@@ -452,7 +452,14 @@ def _store(
 ) -> SplitResult:
     column = Field(name, Kind.NUMBER, dtype="int64", classes=parts)
     counts = count_classes(column, values)
-    _check_empty(counts, len(pack), groups)
+    empty = next((part for part, count in counts.items() if not count), None)
+    if empty is not None:
+        whole = format_count(len(pack), "sample")
+        if groups is not None:
+            whole = format_count(len(np.unique(groups)), "group")
+        raise UsageError(
+            f"part '{empty}' would be empty: the pack has {whole}", hint="give it a larger share"
+        )
     label, class_counts = pack.manifest.field("label"), {}
     if label is not None and label.classes is not None:
         labels = pack.column("label")
@@ -488,17 +495,6 @@ def _check_parts(shares: Mapping[str, Share], options: SplitOptions) -> tuple[st
     if not parts or (len(parts) < 2 and not options.files):
         raise UsageError("a split needs at least two parts", hint="train=0.9 validation=0.1")
     return parts
-
-
-def _check_empty(counts: Mapping[str, int], samples: int, groups: I64 | None) -> None:
-    empty = next((name for name, count in counts.items() if not count), None)
-    if empty is not None:
-        whole = format_count(samples, "sample")
-        if groups is not None:
-            whole = format_count(len(np.unique(groups)), "group")
-        raise UsageError(
-            f"part '{empty}' would be empty: the pack has {whole}", hint="give it a larger share"
-        )
 
 
 def _find_least_even(pack: Pack, name: str | None, parts: tuple[str, ...], values: I64) -> ClassShare | None:

@@ -68,9 +68,7 @@ class QualityTally:
     def add_image(self, path: bytes, size_bytes: int, facts: ImageFacts, *, done: str, turned: bool) -> None:
         """Count an image as the source has it. `done`: what became of the file; `turned`: set upright."""
         self._count_waiting()  # examples are the first ones
-        count = self.formats.setdefault(facts.format, [0, 0])
-        count[0] += 1
-        count[1] += size_bytes
+        self.add_format(facts.format, 1, size_bytes)
         short, long = sorted((facts.width, facts.height))
         self.short_sides[bisect_right(SIDES, short)] += 1
         self.long_sides[bisect_right(SIDES, long)] += 1
@@ -89,7 +87,11 @@ class QualityTally:
 
     def add_cost(self, path: bytes, facts: ImageFacts, size_bytes: int) -> None:
         """Count what decoding an image will cost, as it is stored."""
-        cost_us = estimate_cost_us(facts, size_bytes)
+        is_by_kernel = facts.pillow_reason is None and facts.format == "JPEG"
+        name = "JPEG" if is_by_kernel else facts.format.replace("JPEG", "other")
+        by_bytes = _KERNEL_NS_PER_BYTE if is_by_kernel else 0.0
+        pixels = facts.width * facts.height
+        cost_us = (pixels * _NS_PER_PIXEL.get(name, _OTHER_NS_PER_PIXEL) + size_bytes * by_bytes) / 1000
         self.costs[round(BINS_PER_OCTAVE * math.log2(max(cost_us, 0.01)))] += 1
         self._note_slow(path, cost_us, facts.format, facts.width, facts.height)
 
@@ -129,9 +131,7 @@ class QualityTally:
         paths = join_texts(texts)
         sizes, widths, heights, kinds = (np.concatenate(one) for one in numbers)
         for kind, count in _count(kinds).items():
-            here = self.formats.setdefault(_PLAIN[ImageKind(kind)][0], [0, 0])
-            here[0] += count
-            here[1] += int(sizes[kinds == kind].sum())
+            self.add_format(_PLAIN[ImageKind(kind)][0], count, int(sizes[kinds == kind].sum()))
         for code, known in _PLAIN_ODD.items():
             chosen = np.flatnonzero(known[kinds])
             for i in chosen[:EXAMPLES].tolist():
@@ -154,6 +154,11 @@ class QualityTally:
         bins = np.rint(BINS_PER_OCTAVE * np.log2(np.maximum(costs_us, 0.01))).astype(np.int64)
         self.costs.update(_count(bins))
         self._note_slowest(paths, costs_us, kinds, widths, heights)
+
+    def add_format(self, name: str, images: int, size_bytes: int) -> None:
+        count = self.formats.setdefault(name, [0, 0])
+        count[0] += images
+        count[1] += size_bytes
 
     def add_orientation(self, path: bytes, orientation: int, done: str = KEPT) -> None:
         if orientation != 1:
@@ -226,23 +231,12 @@ def classify(reason: str) -> str:
     return "corrupt"
 
 
-def estimate_cost_us(facts: ImageFacts, size_bytes: int) -> float:
-    pixels = facts.width * facts.height
-    is_by_kernel = facts.pillow_reason is None and facts.format == "JPEG"
-    rate = _NS_PER_PIXEL.get(
-        "JPEG" if is_by_kernel else facts.format.replace("JPEG", "other"), _OTHER_NS_PER_PIXEL
-    )
-    return (pixels * rate + (size_bytes * _KERNEL_NS_PER_BYTE if is_by_kernel else 0)) / 1000
-
-
 def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:
     """Add up what shards found, in their order."""
     whole = QualityTally()
     for one in tallies:
-        for name, (images, size_bytes) in one.get("formats", {}).items():
-            count = whole.formats.setdefault(name, [0, 0])
-            count[0] += images
-            count[1] += size_bytes
+        for name, count in one.get("formats", {}).items():
+            whole.add_format(name, *count)
         for name in ("short_sides", "long_sides", "costs"):
             getattr(whole, name).update({int(bin_): n for bin_, n in one.get(name, {}).items()})
         for which in _EXTREMES:

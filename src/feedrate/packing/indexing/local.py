@@ -30,7 +30,7 @@ from feedrate.packing.build.plan import digest_plan
 from feedrate.packing.check.quality_report import REJECTED_NAME
 from feedrate.packing.recode import Recode
 from feedrate.packing.results import IndexResult
-from feedrate.packing.workers import advance, report_tasks, run_tasks
+from feedrate.packing.workers import advance, finish_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import is_url
 from feedrate.remote.trust import note_addresses
@@ -133,11 +133,9 @@ def _index_local(
         listed = list_in_place(records, folder, settings, watch)
         plan = digest_plan(listed.digest, listed.fields, settings)
         tasks = list(_make_tasks(records.reader.root, listed, folder, plan, bytes_per_entry))
-        missing = [task for task in tasks if _find_indexed(task) is None]
-        report = report_tasks("indexing", tasks, missing, watch)
-        size_bytes = sum(task.source_bytes for task in missing)
-        list(run_tasks(index_section, missing, workers=workers, size_bytes=size_bytes, watch=report))
-        done = [part for task in tasks if (part := _find_indexed(task)) is not None]
+        missing, done = finish_tasks(
+            "indexing", index_section, tasks, _find_indexed, workers=workers, watch=watch
+        )
         if len(done) < len(tasks):
             raise StorageError(
                 f"{folder}, or a file that was indexed, changed meanwhile", hint="run the same command again"

@@ -38,7 +38,7 @@ from feedrate.packing.build.plan import digest_plan
 from feedrate.packing.build.shard import ShardDone, read_part_done, write_part
 from feedrate.packing.indexing import local
 from feedrate.packing.results import IndexResult
-from feedrate.packing.workers import advance, report_tasks, run_tasks
+from feedrate.packing.workers import advance, finish_tasks
 from feedrate.progress import Rejection, Tick
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.remote.copier import fetch
@@ -292,11 +292,9 @@ def index_remote(
             SurveyTask(shards.pick(number), number, str(folder), digest, bytes_per_entry)
             for number in range(len(shards.files))
         ]
-        missing = [task for task in tasks if find_survey(task) is None]
-        report = report_tasks("indexing", tasks, missing, watch, "shard")
-        size_bytes = sum(task.source_bytes for task in missing)
-        list(run_tasks(survey, missing, workers=workers, size_bytes=size_bytes, watch=report))
-        found = [one for task in tasks if (one := find_survey(task)) is not None]
+        missing, found = finish_tasks(
+            "indexing", survey, tasks, find_survey, workers=workers, watch=watch, unit="shard"
+        )
         if len(found) < len(tasks):
             raise _changed(folder)
         rejected = tuple(r for one in found for r in one.rejected)
