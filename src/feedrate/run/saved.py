@@ -178,9 +178,11 @@ def estimate_bare(folder: Path, facts: list[Fact], seconds: float, cores: float)
         return None
     per_node = max(sum(1 for node, _ in ranks if node == one) for one in {node for node, _ in ranks})
     saved, errors = [], []
+    again = [fact for fact in facts if fact.get("kind") == "proof"]
     for rank in ranks:
         parts = [one.estimate_saved(cores / per_node) for (whose, _), one in seen.items() if whose == rank]
         proofs = sum(fact["proof_s"] for (whose, _), fact in told.items() if whose == rank)
+        proofs += sum(fact["proof_s"] for fact in again if (fact["node"], fact["pid"]) == rank)
         saved.append(sum(part for part, _ in parts) - proofs)
         errors.append(math.hypot(*(error for _, error in parts)))
     mean, error = sum(saved) / len(saved), max(errors)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import re
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -65,7 +67,11 @@ class Taken:
         if not is_first:
             self.counters.add("busy_ns", began_ns - self._returned_ns)
             self.counters.add("main_cpu_ns", cpu_ns - self._returned_cpu_ns)
-        batch = original(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            iterator._feedrate_begun = False  # with persistent workers it goes on
+            raise
         self._returned_ns, self._returned_cpu_ns = time.perf_counter_ns(), time.process_time_ns()
         self.counters.add("batches")
         if is_first:
@@ -88,6 +94,12 @@ class Loaders:
         self.running: Taken | None = None
         self._mine: Taken | None = None
         self._is_asked = False
+        self.fetching = threading.local()
+
+    def is_part(self) -> bool:
+        """Return whether a loader that begins now is part of a sample or of a proof."""
+        info = sys.modules["torch"].utils.data.get_worker_info()
+        return info is not None or switch.is_proof or hasattr(self.fetching, "is_on")
 
     def prepare(self, loader: Any) -> Taken:
         """Return how a loader fetches, proved where it is new; called before its iterator is made."""
@@ -96,7 +108,7 @@ class Loaders:
         if known is not None and reference() is loader.dataset and self._by_kind.get(kind) is known:
             return known
         before = self._by_kind.get(kind)
-        if before is None or (before.is_on and not _is_still_good(loader)):
+        if before is None or (before.is_on and not self._is_still_good(before, loader)):
             taken = self._look(loader)
         else:
             taken = before
@@ -104,6 +116,11 @@ class Loaders:
         with contextlib.suppress(TypeError):  # no weak references to it
             self._by_dataset[id(loader.dataset)] = weakref.ref(loader.dataset), taken
         return taken
+
+    def _is_still_good(self, taken: Taken, loader: Any) -> bool:
+        again = prove(loader, _SHORT_SAMPLES, _SHORT_SECONDS)
+        self.note({"kind": "proof", "loader": taken.number, "proof_s": again.seconds})
+        return again.verdict.is_good
 
     def _look(self, loader: Any) -> Taken:
         number, self._count = self._count, self._count + 1
@@ -174,6 +191,9 @@ class Loaders:
         counters.current = counters.open_counters("", 0)
         self.running = self._mine = None
         self._is_asked = False
+        # A process that goes on training has loaders, and files of numbers, of its own.
+        self._by_dataset, self._by_kind, self._count = {}, {}, 0
+        self.fetching = threading.local()
 
     def note(self, fact: dict[str, Any]) -> None:
         importlib.import_module("feedrate_run").note(self._folder, fact)
@@ -187,6 +207,9 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
 
     def begin(original: Any) -> Any:
         def __init__(self: Any, loader: Any) -> None:
+            if loaders.is_part():
+                original(self, loader)
+                return
             try:
                 taken = loaders.prepare(loader)
             except Exception as error:
@@ -216,11 +239,17 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
 
     def make(original: Any) -> Any:
         def fetch(self: Any, possibly_batched_index: Any) -> Any:
+            if hasattr(loaders.fetching, "is_on"):
+                return original(self, possibly_batched_index)
             is_main = module._utils.worker._worker_info is None
             taken = loaders.running if is_main else loaders.in_worker()
-            if taken is None or not taken.is_on:
-                return original(self, possibly_batched_index)
-            return taken.fetch(original, self, possibly_batched_index)
+            loaders.fetching.is_on = True
+            try:
+                if taken is None or not taken.is_on:
+                    return original(self, possibly_batched_index)
+                return taken.fetch(original, self, possibly_batched_index)
+            finally:
+                del loaders.fetching.is_on
 
         return fetch
 
@@ -244,10 +273,6 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> str:
     return f"{owner.__module__}.{owner.__qualname__}.{name}"
 
 
-def _is_still_good(loader: Any) -> bool:
-    return prove(loader, _SHORT_SAMPLES, _SHORT_SECONDS).verdict.is_good
-
-
 def _decision_path(folder: str, pid: int, seed: int) -> str:
     return os.path.join(folder, f"decision-{os.uname().nodename}-{pid}-{seed}")
 
@@ -260,7 +285,7 @@ def _describe_kind(loader: Any) -> tuple[str, ...]:
         type(loader.dataset), type(transform), transform, type(loader.sampler), loader.batch_size,
         loader.num_workers, getattr(collate, "__qualname__", type(collate)),
     )  # fmt: skip
-    return tuple(map(str, parts))
+    return tuple(re.sub(r" at 0x[0-9a-fA-F]+", "", str(part)) for part in parts)
 
 
 def _is_pipe(dataset: Any) -> bool:

@@ -34,8 +34,6 @@ _GRACE_S = 10.0  # beyond its time, for a sample that takes long
 _DEEPEST = 20  # of objects within objects
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
-is_proof = False  # in a child that makes samples: nothing is proved there
-
 
 class Verdict(str, enum.Enum):
     """How the proof of a loader ended."""
@@ -228,8 +226,7 @@ def _parse(text: bytes) -> _Made:
 
 def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> None:
     """Make samples in a child, unheard, and write what they are."""
-    global is_proof
-    is_proof = True
+    switch.is_proof = True
     _open_files_anew()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

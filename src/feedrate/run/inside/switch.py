@@ -4,3 +4,4 @@
 from __future__ import annotations
 
 is_on = False
+is_proof = False  # in a child that makes samples for a proof: nothing is proved there
