@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from feedrate.cli.arguments import positive, read_command
 from feedrate.cli.output import add_json_arguments, clean_values, emit, say
+from feedrate.errors import UsageError
 
 
 def talk(text: str) -> None:
@@ -27,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove", type=positive, metavar="N",
         help="samples of each loader to make both ways (default: 64, or what 2 seconds have room for)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR",
+        help="where entry points of JPEGs are kept for later runs (default: in your cache folder)",
     )  # fmt: skip
     parser.add_argument(
         "--strict", action="store_true", help="end the run with exit code 4 where a loader would run bare"
@@ -42,10 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     command = read_command(arguments.command, "feedrate run")
+    if arguments.cache is not None and arguments.cache.exists() and not arguments.cache.is_dir():
+        raise UsageError(
+            f"{arguments.cache} (--cache) is a file", hint="name a folder: it is made if missing"
+        )
     from feedrate.report.run import draw_patched, draw_run
     from feedrate.run.launch import RunOptions, run_command
 
-    report = run_command(command, RunOptions(arguments.prove, arguments.strict))
+    report = run_command(command, RunOptions(arguments.prove, arguments.cache, arguments.strict))
     sys.stdout.flush()
     said = clean_values(report)
     for line in [*(draw_patched(said) if arguments.explain else ()), *draw_run(said)]:

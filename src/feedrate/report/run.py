@@ -14,6 +14,7 @@ def draw_run(report: RunReport) -> list[str]:
     """Return what was taken and left of each loader, and how long the run would have taken without."""
     lines = [line for loader in report.loaders for line in _draw_loader(loader)]
     lines += [f"ran bare: {why}" for why in report.bare]
+    lines += report.notes
     took = f"took {format_seconds(report.seconds)}"
     bare = report.seconds_bare
     if bare is not None:

@@ -29,10 +29,12 @@ from feedrate.machine.command import check_command
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.run import hook
 from feedrate.run.hook.feedrate_run import OFF, SETTINGS, VARIABLE
+from feedrate.run.merging import find_folder, merge
 from feedrate.run.results import RunReport
 from feedrate.run.saved import Fact, estimate_bare, read_facts, report_loaders
 
 HOOK = Hook("run", VARIABLE, Path(hook.__file__).resolve().parent)
+_MERGE_S = 5.0
 _SWITCHED_OFF = f"{VARIABLE}={OFF} is set"
 _NOT_REACHED = (
     "none of its processes was a Python that can be reached: python -I and -E shut others' code out, and a "
@@ -47,10 +49,12 @@ class RunOptions:
 
     Attributes:
         prove: samples of each loader to make both ways; None: 64, or as many as 2 seconds have room for.
+        cache: the folder of entry points; None: in the user's cache folder.
         is_strict: a loader that would run bare ends the run.
     """
 
     prove: int | None = None
+    cache: Path | None = None
     is_strict: bool = False
 
 
@@ -64,49 +68,58 @@ def run_command(command: Sequence[str], options: RunOptions) -> RunReport:
     check_command(command, "feedrate run")
     if os.environ.get(VARIABLE) == OFF:
         began = time.perf_counter()
-        child = _wait(command, os.environ)
+        child = _wait(command, os.environ, None)
         seconds = time.perf_counter() - began
-        return RunReport(tuple(command), child.exit_code, seconds, None, 0, 0, (), (_SWITCHED_OFF,))
+        return RunReport(tuple(command), child.exit_code, seconds, None, 0, 0, (), (_SWITCHED_OFF,), ())
     is_shared = needs_shared_folder(command)
     folder = make_run_folder(HOOK, is_shared)
     try:
+        problems: list[str] = []
+        cache = find_folder(options.cache, say=problems.append)
         try:
-            _write_settings(folder / SETTINGS, options)
+            _write_settings(folder / SETTINGS, options, cache)
             environment = make_environment(HOOK, folder, is_shared)
         except OSError as error:
             raise StorageError(
                 f"cannot write to {folder}: {error.strerror}", hint="set TMPDIR to a folder with room"
             ) from error
         began = time.perf_counter()
-        child = _wait(command, environment)
+        child = _wait(command, environment, cache)
         seconds = time.perf_counter() - began
-        return _make_report(tuple(command), child, seconds, folder)
+        if cache is not None:
+            merge(cache)
+        return _make_report(tuple(command), child, seconds, folder, problems)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_settings(path: Path, options: RunOptions) -> None:
+def _write_settings(path: Path, options: RunOptions, cache: Path | None) -> None:
     settings = {
         "package": str(Path(feedrate.__file__).resolve().parent),
         "native": native.__file__,
         "python": list(sys.version_info[:2]),
         "prove": options.prove,
+        "cache": "" if cache is None else str(cache),
         "strict": options.is_strict,
     }
     path.write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _wait(command: Sequence[str], environment: Mapping[str, str]) -> Child:
+def _wait(command: Sequence[str], environment: Mapping[str, str], cache: Path | None) -> Child:
     """Start the command, pass on what only we got, and wait for its end."""
     witness = GroupWitness()
     try:
         with Signals() as signals:
             child = Child(command, environment)
+            due = time.monotonic() + _MERGE_S
             try:
                 while not child.has_ended():
                     for number in signals.wait():
                         if not witness.saw(number):
                             child.send(number)
+                    if cache is not None and time.monotonic() > due:
+                        merge(cache)
+                        due = time.monotonic() + _MERGE_S
             except BaseException:
                 child.send(signal.SIGTERM)
                 raise
@@ -115,13 +128,16 @@ def _wait(command: Sequence[str], environment: Mapping[str, str]) -> Child:
         witness.close()
 
 
-def _make_report(command: tuple[str, ...], child: Child, seconds: float, folder: Path) -> RunReport:
+def _make_report(
+    command: tuple[str, ...], child: Child, seconds: float, folder: Path, problems: list[str]
+) -> RunReport:
     facts = read_facts(folder)
     loaders = report_loaders(folder, facts)
     processes = {(fact["node"], fact["pid"]) for fact in facts}
     ranks = {(fact["node"], fact["pid"]) for fact in facts if fact.get("kind") == "loader"}
     patched = dict.fromkeys(name for fact in _of_kind(facts, "patched") for name in fact["names"])
-    bare = [fact["why"] for kind in ("bare", "cache") for fact in _of_kind(facts, kind)]
+    bare = [fact["why"] for fact in _of_kind(facts, "bare")]
+    notes = [*problems, *(fact["why"] for fact in _of_kind(facts, "cache"))]
     if not facts:
         bare.append(_NOT_REACHED)
     elif not loaders and not bare:
@@ -135,6 +151,7 @@ def _make_report(command: tuple[str, ...], child: Child, seconds: float, folder:
         len(ranks),
         loaders,
         tuple(dict.fromkeys(bare)),
+        tuple(dict.fromkeys(notes)),
         tuple(patched),
         bool(_of_kind(facts, "strict")),
     )

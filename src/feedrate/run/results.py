@@ -51,6 +51,7 @@ class RunReport:
         seconds_bare: how long it would have taken without feedrate; None: not known.
         processes: of Python, that were reached; `ranks`: that trained.
         bare: why something ran without recipes, beside what the loaders say.
+        notes: what else to know: entry points that could not be kept.
         patched: full names of all that was replaced in the user's processes.
         is_strict_end: --strict ended it.
     """
@@ -63,5 +64,6 @@ class RunReport:
     ranks: int
     loaders: tuple[LoaderReport, ...]
     bare: tuple[str, ...]
+    notes: tuple[str, ...]
     patched: tuple[str, ...] = ()
     is_strict_end: bool = False

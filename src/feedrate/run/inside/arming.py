@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes this process ready for recipes: Pillow is patched once the script imported them."""
+"""Makes this process ready for recipes: Pillow and torchvision are patched once the script imported them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from feedrate.run.inside import images, selftest
+from feedrate.run.inside import entries, images, selftest
 
 _JPEG = "PIL.JpegImagePlugin"
 
 
 def arm(settings: dict[str, Any], watch: Any, note: Callable[[dict[str, Any]], None]) -> str:
-    """Wait for Pillow; return why it has to be left alone, as far as that is known now."""
-    del settings
+    """Wait for Pillow and torchvision; return why they have to be left alone, as far as that is known now."""
+    cache = entries.open_cache(settings.get("cache") or None)
+    if cache.problem:
+        note({"kind": "cache", "why": cache.problem})
     problems: list[str] = []
 
     def begin_images(_: Any) -> None:
-        problem = images.install(selftest.run())
+        problem = images.install(selftest.run(), cache)
         if problem:
             problems.append(f"Pillow is left alone: {problem}")
             note({"kind": "bare", "why": problems[-1]})

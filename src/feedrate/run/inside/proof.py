@@ -274,7 +274,7 @@ def _open_anew(number: int) -> None:
     try:
         if flags & _ACCESS == os.O_WRONLY:
             raise PermissionError
-        own = os.open(f"/proc/self/fd/{number}", flags)
+        own = os.open(f"/proc/self/fd/{number}", flags & ~os.O_NOFOLLOW)  # this one is a link
         os.lseek(own, offset, os.SEEK_SET)
     except OSError:
         own = os.open(os.devnull, os.O_RDWR)  # rather a sample that fails than one of the script's
