@@ -27,6 +27,8 @@ _BARE_OF, _BARE_FIRST = 64, 3  # fetches that are made bare, to compare; one of 
 _SPREAD, _MOST_WORKERS = 7, 61  # odd: workers and epochs come to every place of 64
 _SHORT_SAMPLES, _SHORT_SECONDS = 16, 0.5  # of a loader like one that was proved
 _ASKED_SECONDS = 600.0  # for as many samples as --prove names
+# Frames of such a file are passed over where a warning's line is looked for: it names the script's own.
+_UNSEEN = "<feedrate importlib_bootstrap>"
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
@@ -204,6 +206,8 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
     loaders = Loaders(folder, settings, watch)
     os.register_at_fork(after_in_child=loaders.after_fork)
     base, fetch = module._BaseDataLoaderIter, module._utils.fetch
+    _hide(Taken.fetch)
+    _hide(Taken.next)
 
     def begin(original: Any) -> Any:
         def __init__(self: Any, loader: Any) -> None:
@@ -265,12 +269,17 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
 def _wrap(owner: Any, name: str, make: Callable[[Any], Any]) -> str:
     """Put another function in a method's place, named as the method is; return its full name."""
     original = getattr(owner, name)
-    wrapper = make(original)
+    wrapper = _hide(make(original))
     for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
         setattr(wrapper, attribute, getattr(original, attribute))
     wrapper.__wrapped__ = original
     setattr(owner, name, wrapper)
     return f"{owner.__module__}.{owner.__qualname__}.{name}"
+
+
+def _hide(function: Any) -> Any:
+    function.__code__ = function.__code__.replace(co_filename=_UNSEEN)
+    return function
 
 
 def _decision_path(folder: str, pid: int, seed: int) -> str:
