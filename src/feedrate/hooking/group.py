@@ -43,16 +43,17 @@ class GroupWitness:
     def saw(self, number: int) -> bool:
         """Return whether the whole process group got this signal."""
         self._read(number, _RELAY_S)
-        if number not in self._unclaimed and is_pending(self._pid, number):
-            self._read(number, _PENDING_S)  # on a loaded machine it had no core since
+        if number not in self._unclaimed:
+            # On a loaded machine it had no core since, or at this moment only.
+            self._read(number, _PENDING_S if is_pending(self._pid, number) else _RELAY_S)
         is_seen = number in self._unclaimed
         self._unclaimed.discard(number)
         return is_seen
 
     def _read(self, number: int, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while number not in self._unclaimed and (left := until - time.monotonic()) > 0:
-            if not select.select([self._told], [], [], left)[0]:
+        while number not in self._unclaimed:
+            if not select.select([self._told], [], [], max(until - time.monotonic(), 0.0))[0]:
                 break
             came = os.read(self._told, 64)
             if not came:

@@ -54,6 +54,8 @@ class ImportWatch:
             # The instance's attribute; the class's own shows again.
             getattr(loader, "__dict__", {}).pop("exec_module", None)
             execute(module)
+            if getattr(module, "__name__", name) != name:
+                return  # another one that the same loader loads, as an archive's does
             for then in self._waiting[name]:
                 then(module)
 
