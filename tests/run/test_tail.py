@@ -216,6 +216,22 @@ def test_a_damaged_file_is_refused_where_the_scripts_step_refuses_it(steps: Any,
             compose(image)
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_image_that_was_closed_says_so(steps: Any, photo: Path, is_read: bool) -> None:
+    def use() -> Any:
+        image = Image.open(photo)
+        if is_read:
+            image.load()
+        image.close()
+        try:
+            return steps.Compose([steps.ToTensor()])(image)
+        except Exception as error:
+            return type(error), str(error)
+
+    lazily, bare = both_ways(use)
+    assert lazily == bare
+
+
 def test_nothing_is_done_while_the_switch_is_off(steps: Any, photo: Path) -> None:
     switch.is_on = False
     steps.Compose([steps.ToTensor()])(Image.open(photo))

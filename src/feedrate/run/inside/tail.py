@@ -94,10 +94,11 @@ def _make_tensor(image: Any, steps: Sequence[Any], at: int) -> tuple[Any, int] |
         table = _tables[key]
     except Exception:  # of settings of any kind: the script's steps meet them
         return None
-    return (_apply(table, _read_pixels(image)), at + len(run)) if table else None
+    pixels = _read_pixels(image) if table else None
+    return None if table is None or pixels is None else (_apply(table, pixels), at + len(run))
 
 
-def _read_pixels(image: Any) -> U8:
+def _read_pixels(image: Any) -> U8 | None:
     """Return an image's pixels, H x W x C, which nobody may write to; raise what the script's step would."""
     if image.__dict__.get(STATE) is OPENED:
         image.load()
@@ -105,7 +106,8 @@ def _read_pixels(image: Any) -> U8:
     if pending is not None:
         return pending.draw()
     pixels = np.asarray(image)
-    return pixels.reshape(*pixels.shape[:2], -1)
+    # Of an image that was closed it is no array of pixels.
+    return pixels.reshape(*pixels.shape[:2], -1) if pixels.dtype == np.uint8 else None
 
 
 def _name(step: Any) -> tuple[str, str]:
