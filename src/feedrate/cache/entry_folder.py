@@ -44,6 +44,14 @@ def home_of(folder: Path) -> Path:
     return folder / f"feedrate-entries-{os.getuid()}"
 
 
+def find_home(folder: Path) -> Path | None:
+    """Return what `run` made in a folder; None: it is not there, or others could have filled it."""
+    place = home_of(folder)
+    with contextlib.suppress(OSError), opened_home(place):
+        return place
+    return None
+
+
 def is_home(place: Path) -> bool:
     return place.name == home_of(place.parent).name
 
@@ -84,13 +92,14 @@ def open_plain(name: str, folder_fd: int) -> int:
 
 
 def measure_bytes(folder: int | Path) -> int:
-    """Return what the files of a folder take."""
+    """Return what the files of a folder take, by its path or descriptor."""
     total = 0
     for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):
-            fd = folder if isinstance(folder, int) else None
-            path = name if isinstance(folder, int) else folder / name
-            total += os.stat(path, dir_fd=fd, follow_symlinks=False).st_size
+            if isinstance(folder, int):
+                total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+            else:
+                total += os.lstat(folder / name).st_size
     return total
 
 
@@ -123,7 +132,8 @@ def delete_entries(place: Path, *, is_trial: bool = False) -> str:
             # The lock, by which it is known as ours, is the last.
             for name in sorted(os.listdir(place), key=lambda name: name == LOCK):
                 (place / name).unlink(missing_ok=True)
-            place.rmdir()
+            with contextlib.suppress(OSError):  # another run has begun a new one meanwhile
+                place.rmdir()
             return ""
     except FileNotFoundError:
         return ""

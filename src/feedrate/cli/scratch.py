@@ -6,8 +6,8 @@
 were never finished, or are more than a size limit allows, and what ended jobs left behind.
 
 Nothing is deleted that a running process uses, that feedrate did not make, or whose source
-was not seen a moment before, unchanged. Caches that feedrate.cached(key=...) keeps are listed
-and deleted too: they have no source, and can be made anew.
+was not seen a moment before, unchanged. Caches that feedrate.cached(key=...) and feedrate run
+keep are listed and deleted too: they have no source, and can be made anew.
 """
 
 from __future__ import annotations

@@ -170,13 +170,21 @@ def _merge_some(path: Path, folder: int, names: Sequence[str], limit_bytes: int)
         is_needed = size_bytes > limit_bytes or (entries is not None and entries.is_damaged)
         # Of a process that goes on, most was taken the last time; an ended one's goes, and may be newer.
         is_needed |= any(len(one.keys) and one.lock is not None for one in journals)
-        if is_needed or not all(np.isin(one.keys, known).all() for one in journals):
-            merged = _write(path, [*([] if entries is None else [entries]), *journals], limit_bytes)
-        else:
-            merged = Merged(len(known), size_bytes)
-        for one in ended:
-            os.unlink(one.name, dir_fd=folder)
+        merged = Merged(len(known), size_bytes)
+        try:
+            if is_needed or not all(np.isin(one.keys, known).all() for one in journals):
+                merged = _write(path, [*([] if entries is None else [entries]), *journals], limit_bytes)
+        except OSError:
+            _remove(ended, folder)  # what cannot be merged must not be what fills the disk
+            raise
+        _remove(ended, folder)
         return merged
+
+
+def _remove(journals: Sequence[_Source], folder: int) -> None:
+    for journal in journals:
+        with contextlib.suppress(OSError):
+            os.unlink(journal.name, dir_fd=folder)
 
 
 def _read_entries(folder: int, stack: contextlib.ExitStack) -> _Source | None:

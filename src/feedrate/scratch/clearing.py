@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from feedrate.cache.entry_folder import delete_entries, is_home
 from feedrate.cache.persistent import delete_cache
 from feedrate.errors import FeedrateError, StorageError, UsageError
 from feedrate.files.atomic import free_bytes, is_temporary
@@ -110,7 +111,9 @@ class Clearing:
     def remove_caches(self, caches: Iterable[CacheInfo], why: str = "you asked for it") -> None:
         """Delete caches. They have no source that must be there: what they hold can be made anew."""
         for cache in caches:
-            objection = delete_cache(Path(cache.path), is_trial=self._is_trial)
+            place = Path(cache.path)
+            delete = delete_entries if is_home(place) else delete_cache
+            objection = delete(place, is_trial=self._is_trial)
             verdict = Verdict(cache.path, "", cache.size_bytes, objection or why)
             (self.result.kept if objection else self.result.removed).append(verdict)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from feedrate.cache.entry_folder import find_cache_folder, find_home
 from feedrate.errors import FeedrateError, NotFound, UsageError, suggest_path
 from feedrate.files.atomic import free_bytes
 from feedrate.files.permissions import find_replaceable
@@ -128,7 +129,7 @@ def collect_garbage(
 
 
 def find_scratches(wish: str | None = None) -> list[Scratch]:
-    """Return the folder that was named; else what `stage` would choose, and where this user staged before."""
+    """Return the folder that was named; else what `stage` would choose, and where this user has something."""
     if wish is not None:
         if not os.path.isdir(wish):
             raise NotFound(f"no scratch folder at {wish}", hint=suggest_path(wish))
@@ -143,6 +144,9 @@ def find_scratches(wish: str | None = None) -> list[Scratch]:
         path = Path(os.path.realpath(copy.scratch))
         if copy.node == find_node() and any(list_user_folders(path)):
             found.setdefault(path, Scratch(path, "you staged there before"))
+    caches = find_cache_folder()
+    if caches is not None and find_home(caches) is not None:
+        found.setdefault(caches, Scratch(caches, "feedrate run keeps entry points there"))
     return list(found.values())
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from feedrate import documents
+from feedrate.cache import entry_folder
 from feedrate.cache.persistent import NAMES, last_used, list_places, measure
 from feedrate.cache.table import ROW
 from feedrate.errors import StorageError
@@ -197,7 +198,11 @@ _ROWS, _, _LOCK = NAMES
 
 def list_caches(scratch: Path) -> list[CacheInfo]:
     """Return this user's caches on a scratch folder: others' cannot be looked at."""
-    return [_describe_cache(place) for place in list_places(str(scratch))]
+    entries = entry_folder.find_home(scratch)
+    return [
+        *(_describe_cache(place) for place in list_places(str(scratch))),
+        *([] if entries is None else [_describe_entries(entries)]),
+    ]
 
 
 def _describe_cache(place: Path) -> CacheInfo:
@@ -212,4 +217,15 @@ def _describe_cache(place: Path) -> CacheInfo:
         used=last_used(place),
         users=tuple(find_openers(os.path.realpath(place))),
         is_being_filled=is_locked(place / _LOCK),
+    )
+
+
+def _describe_entries(place: Path) -> CacheInfo:
+    return CacheInfo(
+        path=str(place),
+        size_bytes=entry_folder.measure_bytes(place),
+        samples=entry_folder.count_images(place),
+        used=_time(place / entry_folder.LOCK),
+        users=tuple(find_openers(os.path.realpath(place))),
+        is_being_filled=entry_folder.is_being_filled(place),
     )

@@ -126,9 +126,10 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """What `feedrate.cached(..., key=...)` keeps on scratch for the next job.
+    """What `feedrate.cached(..., key=...)` keeps for the next job, or `feedrate run` for the next run.
 
     Attributes:
+        samples: those of which something is kept.
         size_bytes: what it takes on the disk.
         used: when a job opened it last, in seconds since 1970.
         users: processes that have it open now.
