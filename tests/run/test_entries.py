@@ -249,6 +249,28 @@ def test_nothing_is_written_anew_where_nothing_was_added(place: Path) -> None:
     assert mine.problem == ""
 
 
+def test_while_a_command_runs_only_much_is_merged(place: Path) -> None:
+    mine = add_all(open_cache(str(place)), range(20))
+    assert merge(place, is_last=False) == Merged()
+    add_all(mine, range(20, 400))
+    assert merge(place, is_last=False).records == 400
+    look_again(mine)  # it begins another journal
+    add_all(mine, range(400, 440))
+    assert merge(place, is_last=False) == Merged()
+    assert count_good(open_cache(str(place)), range(440)) == 400
+    assert merge(place).records == 440
+
+
+def test_a_journal_that_was_taken_whole_does_not_make_a_merge_worth_while(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = add_all(open_cache(str(place)), range(400))
+    merge(place)
+    monkeypatch.setattr(merging, "_read_entries", None)  # nothing is read
+    assert merge(place, is_last=False) == Merged()
+    assert count_good(mine, range(400)) == 400
+
+
 def test_a_merge_leaves_it_to_another_that_is_at_work(place: Path) -> None:
     fill(place, range(10))
     with locked_if_free(place / LOCK):

@@ -87,7 +87,7 @@ def run_command(command: Sequence[str], options: RunOptions) -> RunReport:
         child = _wait(command, environment, cache)
         seconds = time.perf_counter() - began
         if cache is not None:
-            merge(cache)
+            problems += filter(None, [merge(cache).problem])
         return _make_report(tuple(command), child, seconds, folder, problems)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +118,7 @@ def _wait(command: Sequence[str], environment: Mapping[str, str], cache: Path | 
                         if not witness.saw(number):
                             child.send(number)
                     if cache is not None and time.monotonic() > due:
-                        merge(cache)
+                        merge(cache, is_last=False)
                         due = time.monotonic() + _MERGE_S
             except BaseException:
                 child.send(signal.SIGTERM)
@@ -151,7 +151,7 @@ def _make_report(
         len(ranks),
         loaders,
         tuple(dict.fromkeys(bare)),
-        tuple(dict.fromkeys(notes)),
+        tuple(notes[:1]),
         tuple(patched),
         bool(_of_kind(facts, "strict")),
     )

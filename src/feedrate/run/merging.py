@@ -13,6 +13,7 @@ import dataclasses
 import errno
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ from feedrate.run.inside.entries import LIMIT_BYTES
 
 _PIECE_BYTES = 8 << 20
 _TRIAL_BYTES = 64 << 10
+_WORTH_BYTES = 64 << 10  # of new records, while a command runs
 _MOST_JOURNALS = 200  # that are open at a time
 
 
@@ -117,11 +119,14 @@ def _open_lock(place: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def merge(place: Path, *, limit_bytes: int = LIMIT_BYTES) -> Merged:
+def merge(place: Path, *, is_last: bool = True, limit_bytes: int = LIMIT_BYTES) -> Merged:
     """Put the journals of a folder into the file that all processes read; those of ended processes go.
 
-    Call it before and after a command, and in between as often as others should find what was added. While
-    another process merges it does nothing.
+    While another process merges it does nothing.
+
+    Args:
+        is_last: False, while a command runs: only where so much was added that it is worth writing all anew,
+            so it may be called often.
     """
     try:
         with opened_home(place) as folder, _open_lock(anchor(folder, place)) as fd:
@@ -130,7 +135,9 @@ def merge(place: Path, *, limit_bytes: int = LIMIT_BYTES) -> Merged:
                 return Merged()
             path = anchor(folder, place)
             remove_temporaries(path)
-            names = sorted(filter(is_journal, os.listdir(folder)), key=lambda name: _find_age(path / name))
+            names = sorted(filter(is_journal, os.listdir(folder)), key=lambda name: _find_time(path / name))
+            if not is_last and not _has_grown(path, names):
+                return Merged()
             dropped = 0
             for first in range(0, len(names) or 1, _MOST_JOURNALS):
                 # A quarter is left for the journals of the next run.
@@ -143,10 +150,23 @@ def merge(place: Path, *, limit_bytes: int = LIMIT_BYTES) -> Merged:
         return Merged(problem=_say(f"{place} could not be brought up to date: {reason}"))
 
 
-def _find_age(path: Path) -> int:
+def _find_time(path: Path) -> int:
     with contextlib.suppress(OSError):
         return os.lstat(path).st_mtime_ns
     return 0
+
+
+def _has_grown(path: Path, names: Sequence[str]) -> bool:
+    """Return whether journals that were written to since the last merge hold much, beside what is kept."""
+    merged, kept_bytes = _find_time(path / ENTRIES), 0
+    with contextlib.suppress(OSError):
+        kept_bytes = os.lstat(path / ENTRIES).st_size
+    added_bytes = 0
+    for name in names:
+        with contextlib.suppress(OSError):
+            info = os.lstat(path / name)
+            added_bytes += info.st_size if info.st_mtime_ns >= merged else 0
+    return added_bytes >= max(_WORTH_BYTES, kept_bytes // 4)
 
 
 class _Source(NamedTuple):
@@ -161,6 +181,7 @@ class _Source(NamedTuple):
 
 
 def _merge_some(path: Path, folder: int, names: Sequence[str], limit_bytes: int) -> Merged:
+    began = time.time_ns()
     with contextlib.ExitStack() as stack:
         entries = _read_entries(folder, stack)
         journals = [one for name in names if (one := _read_journal(name, path, folder, stack)) is not None]
@@ -168,12 +189,14 @@ def _merge_some(path: Path, folder: int, names: Sequence[str], limit_bytes: int)
         known = np.empty(0, np.uint64) if entries is None else entries.keys
         size_bytes = 0 if entries is None else os.fstat(entries.fd).st_size
         is_needed = size_bytes > limit_bytes or (entries is not None and entries.is_damaged)
-        # Of a process that goes on, most was taken the last time; an ended one's goes, and may be newer.
-        is_needed |= any(len(one.keys) and one.lock is not None for one in journals)
+        # Other values of known keys can wait for the end of their process.
+        last = 0 if entries is None else os.fstat(entries.fd).st_mtime_ns
+        is_needed |= any(len(one.keys) and os.fstat(one.fd).st_mtime_ns >= last for one in ended)
         merged = Merged(len(known), size_bytes)
         try:
             if is_needed or not all(np.isin(one.keys, known).all() for one in journals):
-                merged = _write(path, [*([] if entries is None else [entries]), *journals], limit_bytes)
+                sources = [*([] if entries is None else [entries]), *journals]
+                merged = _write(path, sources, limit_bytes, began)
         except OSError:
             _remove(ended, folder)  # what cannot be merged must not be what fills the disk
             raise
@@ -210,7 +233,7 @@ def _read_journal(name: str, path: Path, folder: int, stack: contextlib.ExitStac
     return None
 
 
-def _write(path: Path, sources: Sequence[_Source], limit_bytes: int) -> Merged:
+def _write(path: Path, sources: Sequence[_Source], limit_bytes: int, began: int) -> Merged:
     """Write what the sources hold into one file: of a key the last value, and of all the newest that fit."""
     keys = np.concatenate([one.keys for one in sources])
     numbers = np.repeat(np.arange(len(sources)), [len(one.keys) for one in sources])
@@ -226,6 +249,8 @@ def _write(path: Path, sources: Sequence[_Source], limit_bytes: int) -> Merged:
         file.write(head)
         for number, begin, end in _join(numbers[kept], offsets[kept], sizes[kept]):
             _copy(sources[number].fd, begin, end, file)
+        file.flush()
+        os.utime(file.fileno(), ns=(began, began))  # a journal that is written to from then on is newer
     return Merged(len(kept), size_bytes, len(chosen) - len(kept))
 
 
