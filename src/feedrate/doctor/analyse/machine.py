@@ -179,7 +179,10 @@ class MachineTrace:
         means = {name: mean(values, weights) for name, values in self.series.items()}
         means["throttled_share"] = self._throttled(weights)
         gpus = {name: _means(columns, weights) for name, columns in self.gpu_series.items()}
-        gpus["utilisation"] = self._glanced(start_ns, end_ns) or gpus["utilisation"]
+        times, shares = self.gpu_glances
+        inside = (times >= start_ns + _GLANCE_NS) & (times <= end_ns)
+        if inside.any():
+            gpus["utilisation"] = _means(shares[inside], np.ones(int(inside.sum())))
         return Means(
             seconds=float(weights.sum()),
             per_core=_means(self.per_core, weights),
@@ -265,12 +268,6 @@ class MachineTrace:
             times.append(round(float(self.t_s[min(start + step, len(values)) - 1]), 3))
             points.append(float(known.mean()) if len(known) else None)
         return Curve(title, unit, tuple(times), tuple(points), limit, usual)
-
-    def _glanced(self, start_ns: int, end_ns: int) -> tuple[float | None, ...]:
-        """Return how busy the GPUs were; empty when nobody looked then."""
-        times, shares = self.gpu_glances
-        inside = (times >= start_ns + _GLANCE_NS) & (times <= end_ns)
-        return _means(shares[inside], np.ones(int(inside.sum()))) if inside.any() else ()
 
     def _weigh(self, start_ns: int, end_ns: int) -> Floats:
         # A sample speaks for the time since the one before.

@@ -193,12 +193,10 @@ def look_around(
     main: Process, loop: Loop, trace: MachineTrace, data: DataFiles | None, facts: LoaderFacts
 ) -> MachineSummary:
     """Sum up the machine over the real steps."""
-    known = {
-        "cores": measure_usable_cores(),
-        "data": data,
-        "decoded_bytes": _decoded_bytes(facts),
-        **_describe_copies(main, loop),
-    }
+    known = {"cores": measure_usable_cores(), "data": data, **_describe_copies(main, loop)}
+    length, samples = facts.get("dataset_len"), facts.batch.get("samples")
+    if isinstance(length, int) and isinstance(samples, int) and samples and "tensors" in facts.batch:
+        known["decoded_bytes"] = float(facts.batch_bytes) / samples * length
     if not len(trace):
         return MachineSummary(**known)
     means = trace.between(loop.start_ns, loop.end_ns)
@@ -241,12 +239,6 @@ def look_around(
         gpu_others=sum(gpu == number for gpu, _ in trace.gpu_others),
         gpu_others_share=gpu.others_share,
     )
-
-
-def _decoded_bytes(facts: LoaderFacts) -> float | None:
-    length, samples = facts.get("dataset_len"), facts.batch.get("samples")
-    is_known = isinstance(length, int) and isinstance(samples, int) and "tensors" in facts.batch
-    return float(facts.batch_bytes) / samples * length if is_known and samples else None
 
 
 def _describe_copies(main: Process, loop: Loop) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def _build_loop(process: Process, warmup: int) -> Loop | None:
     # What is known by itself: the time of calls that timed ones stand for, samples of further loaders.
     untimed = [(int(s["start"]), int(s["wall"]) * (int(s["a"]) - 1) * _NS) for s in syncs[syncs["a"] > 1]]
     beside = all_beside[all_beside["a"] > 0]
+    given = [int(each["a"].sum()) for each in (ours, *process.by_name(beside).values())]
     idle = process.of(layout.EXPOSED, phase=layout.REAL)
     exposed = dict(zip(idle["start"].tolist(), idle["wall"].tolist(), strict=True))
     # Where the experiments were given up, the step before ends there, too: then writers were waited for.
@@ -211,7 +212,7 @@ def _build_loop(process: Process, warmup: int) -> Loop | None:
     return Loop(
         loader=loader,
         loaders=(loader, *sorted(together)),
-        heaviest=_heaviest_share(ours, beside),
+        heaviest=max(given) / max(sum(given), 1),
         steps=steps,
         warmup_steps=skipped,
         places=places,
@@ -400,12 +401,6 @@ def _make_step(
         is_first=is_first,
         parts=dict(seconds),
     )
-
-
-def _heaviest_share(ours: Records, beside: Records) -> float:
-    given = [int(ours["a"].sum())]
-    given += [int(beside[beside["name"] == name]["a"].sum()) for name in np.unique(beside["name"])]
-    return max(given) / max(sum(given), 1)
 
 
 def _overlap(intervals: Sequence[_Interval], start_ns: int, end_ns: int) -> float:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
 from feedrate.doctor.findings.prediction import Changed, make_remedy, save
@@ -39,7 +38,8 @@ _NOTICED = 1.1  # times as long
 def cache_in_memory(m: Measured) -> Remedy | None:
     """Samples kept in memory after the first epoch."""
     sample, data, kept = m.samples.cost, m.machine.data, _keep(m)
-    if sample is None or kept is None or m.loop.is_single_pass or _is_cached(m):
+    is_cached = str(m.loader.get("dataset")).startswith("feedrate.loader.cached.")
+    if sample is None or kept is None or m.loop.is_single_pass or is_cached:
         return None
     saved, changed = kept
     if saved.wall_s < 0.05 * sample.total.wall_s:
@@ -84,14 +84,10 @@ def _keep(m: Measured) -> tuple[Cost, Changed] | None:
         share = (before_s - blocked_s) / max(made.wall_s - made.blocked_s, 1e-9)
         share = min(max(share, 0.0), 1.0)
         saved = Cost((made.cpu_s + helped_s) * share, made.queue_s * share, blocked_s)
-    return saved, save(m, saved.cpu_s - _reading_s(m), saved.blocked_s)
-
-
-def _reading_s(m: Measured) -> float:
-    """Return the CPU time that a sample takes which is kept."""
-    if m.tried.kept_s is not None:
-        return m.tried.kept_s
-    return _FOUND_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1e-9) / _READ_BYTES_PER_S
+    reading_s = m.tried.kept_s
+    if reading_s is None:
+        reading_s = _FOUND_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1e-9) / _READ_BYTES_PER_S
+    return saved, save(m, saved.cpu_s - reading_s, saved.blocked_s)
 
 
 def _word_first_epoch(m: Measured) -> str:
@@ -121,9 +117,12 @@ def read_from_memory(m: Measured) -> Remedy | None:
         fits = size < 0.8 * (limit - (m.machine.memory_used_bytes or 0))
         fit = "fit" if fits else "do not fit"
         note = f"{format_bytes(size)} of files {fit} in the {format_bytes(limit)} of this job"
+    command = None if data is None else f"find {data.source_word} -type f -exec cat {{}} + > /dev/null"
+    if data is not None and data.folder and Path(data.folder, FILE_NAME).is_file():
+        command = f"feedrate stage {data.source_word} --warm"  # which takes packs
     return make_remedy(
         m, "warm-page-cache", "read the files once before training, so that they come from memory",
-        save(m, blocked_s=saved_s), note=note, command=None if data is None else _read_once(data),
+        save(m, blocked_s=saved_s), note=note, command=command,
     )  # fmt: skip
 
 
@@ -156,11 +155,6 @@ def preprocess_once(m: Measured) -> Remedy | None:
     )  # fmt: skip
 
 
-def _is_cached(m: Measured) -> bool:
-    """Return whether the dataset is one that feedrate.cached() wraps."""
-    return str(m.loader.get("dataset")).startswith("feedrate.loader.cached.")
-
-
 def _cached(m: Measured, arguments: str = "") -> str | None:
     """Return the line that keeps samples; None for a dataset that has no sample numbers."""
     if m.loader.get("iterable"):
@@ -169,10 +163,3 @@ def _cached(m: Measured, arguments: str = "") -> str | None:
     if m.experiments.is_repeatable:
         return f"DataLoader({call}, ...)"
     return f"DataLoader({call}.map(augment), ...), with all that is random in augment()"
-
-
-def _read_once(data: DataFiles) -> str:
-    """Return the command that brings files into the page cache; `feedrate stage --warm` takes packs."""
-    if data.folder and Path(data.folder, FILE_NAME).is_file():
-        return f"feedrate stage {data.source_word} --warm"
-    return f"find {data.source_word} -type f -exec cat {{}} + > /dev/null"

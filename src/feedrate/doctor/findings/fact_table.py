@@ -20,7 +20,8 @@ _OF_MACHINE = (
 
 
 def list_facts(m: Measured, trace: MachineTrace) -> tuple[Fact, ...]:
-    return (*_loader_facts(m), *_data_facts(m), *_machine_facts(m), *_sampler_facts(trace))
+    unread = (Fact(f"could not read {name}", why) for name, why in trace.unread.items())
+    return (*_loader_facts(m), *_data_facts(m), *_machine_facts(m), *unread)
 
 
 def _loader_facts(m: Measured) -> list[Fact]:
@@ -68,7 +69,12 @@ def _dataset_facts(m: Measured) -> list[Fact]:
 
 
 def _batch_facts(m: Measured) -> list[Fact]:
-    loader, batch = m.loader, m.loader.batch
+    loader, batch, module, torch = m.loader, m.loader.batch, m.training.module, m.training.torch
+    precision = str(module.get("dtype") or UNKNOWN)
+    if m.training.autocast.get("enabled"):
+        precision = f"autocast to {m.training.autocast.get('dtype') or 'half precision'}"
+    # None for a model without filters that have a layout.
+    is_last = module.get("channels_last")
     tensors = ", ".join(
         f"{t.get('dtype')} {'x'.join(str(n) for n in t.get('shape') or ())}"
         for t in batch.get("tensors") or ()
@@ -76,29 +82,11 @@ def _batch_facts(m: Measured) -> list[Fact]:
     return [
         Fact("batch size", str(loader.get("batch_size", UNKNOWN))),
         Fact("batch", tensors or "no tensors"),
-        Fact(
-            "model",
-            f"{m.training.module.get('class', UNKNOWN)} on {m.training.module.get('device', UNKNOWN)}",
-        ),
-        Fact("precision", _precision(m)),
-        *_layout(m),
-        Fact(
-            "torch",
-            f"{m.training.torch.get('version', UNKNOWN)}, {m.training.torch.get('threads', UNKNOWN)} threads",
-        ),
+        Fact("model", f"{module.get('class', UNKNOWN)} on {module.get('device', UNKNOWN)}"),
+        Fact("precision", precision),
+        *([] if is_last is None else [Fact("channels last", str(bool(is_last)))]),
+        Fact("torch", f"{torch.get('version', UNKNOWN)}, {torch.get('threads', UNKNOWN)} threads"),
     ]
-
-
-def _precision(m: Measured) -> str:
-    if m.training.autocast.get("enabled"):
-        return f"autocast to {m.training.autocast.get('dtype') or 'half precision'}"
-    return str(m.training.module.get("dtype") or UNKNOWN)
-
-
-def _layout(m: Measured) -> list[Fact]:
-    """Return nothing for a model without filters that have a layout."""
-    is_last = m.training.module.get("channels_last")
-    return [] if is_last is None else [Fact("channels last", str(bool(is_last)))]
 
 
 def _data_facts(m: Measured) -> list[Fact]:
@@ -138,10 +126,6 @@ def _machine_facts(m: Measured) -> list[Fact]:
 
 def _reading(around: MachineSummary, name: str) -> Fact:
     return Fact(_READINGS[name].fact, format_reading(getattr(around, name), _READINGS[name]))
-
-
-def _sampler_facts(trace: MachineTrace) -> list[Fact]:
-    return [Fact(f"could not read {name}", why) for name, why in trace.unread.items()]
 
 
 def _count(value: object) -> str:

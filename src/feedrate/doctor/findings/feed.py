@@ -13,7 +13,7 @@ from feedrate.doctor.analyse.loader_call import add_code
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, Measured
 from feedrate.doctor.analyse.sample import SampleCost
-from feedrate.doctor.findings.prediction import Changed, make_remedy
+from feedrate.doctor.findings.prediction import make_remedy
 from feedrate.doctor.findings.step_parts import copying_s
 from feedrate.doctor.results import Remedy
 from feedrate.loader.image import RandomResizedCrop
@@ -60,28 +60,20 @@ def replace_loader(m: Measured) -> Remedy | None:
         return None
     if why := _why_not(m, sample):
         return Remedy(NAME, _TITLE, 1.0, 1.0, 1.0, note=why)
-    then = predict_pipeline(m, sample, data, trial)
-    return add_code(m, make_remedy(
-        m, NAME, _TITLE, _predict(m, then),
-        decode_s=then.fetch_cpu_s / m.loop.samples_per_step,
-        command=_command(m, data),
-        # What was tried is a guess where no call was recognised: no line for a script.
-        change=_CHANGE if m.tried.call is None else None,
-        note=_note(m, sample, data, trial, then),
-    ))  # fmt: skip
-
-
-def _command(m: Measured, data: DataFiles) -> str:
-    call = m.tried.call
-    packs = call.packs if call is not None and not call.why_not else ()
-    return " && ".join(place.pack_command(name) for place, name in packs) or data.pack_command
-
-
-def _predict(m: Measured, then: Pipeline) -> Changed:
+    call, then = m.tried.call, predict_pipeline(m, sample, data, trial)
     prediction = predict_change(m.pipeline, then, m.loop.step_s)
     # What was never seen to be faster, the computing on batches that were there, is no faster with a Loader.
     most = m.loop.step_s / (then.device_s + then.between_s)
-    return around(most) if prediction.speedup > most else prediction, then
+    prediction = around(most) if prediction.speedup > most else prediction
+    packs = call.packs if call is not None and not call.why_not else ()
+    return add_code(m, make_remedy(
+        m, NAME, _TITLE, (prediction, then),
+        decode_s=then.fetch_cpu_s / m.loop.samples_per_step,
+        command=" && ".join(place.pack_command(name) for place, name in packs) or data.pack_command,
+        # What was tried is a guess where no call was recognised: no line for a script.
+        change=_CHANGE if call is None else None,
+        note=_note(m, sample, data, trial, then),
+    ))  # fmt: skip
 
 
 def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial) -> Pipeline:
@@ -91,7 +83,8 @@ def predict_pipeline(m: Measured, sample: SampleCost, data: DataFiles, trial: Lo
     beside_s = _BATCH_CPU_S + own_s * n
     if m.loader.is_batch_of_floats and not m.training.is_on_gpu:
         beside_s += m.loader.batch_bytes / _WRITTEN_BYTES_PER_S
-    images = n * _images_per_sample(sample, data)
+    # A sample may be made of several files, by the bytes that were read for it.
+    images = n * max(round(sample.read_bytes / max(data.mean_bytes, 1.0)), 1)
     kept = _READ_SMALL if data.mean_bytes < _SMALL_BYTES else _READ_LARGE
     # What storage was seen to give, by as much as a pack is read better; more threads get no more out of it.
     reading_s = m.samples.read_blocked_s * n * kept / max(m.loader.makers, 1)
@@ -192,11 +185,6 @@ def _why_not(m: Measured, sample: SampleCost) -> str:
     return ""
 
 
-def _images_per_sample(sample: SampleCost, data: DataFiles) -> int:
-    """Return how many files a sample is made of, by the bytes that were read for it."""
-    return max(round(sample.read_bytes / max(data.mean_bytes, 1.0)), 1)
-
-
 def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, then: Pipeline) -> str:
     on = f"{trial.threads} cores" if trial.threads > 1 else "one core"
     call = m.tried.call
@@ -210,16 +198,10 @@ def _note(m: Measured, sample: SampleCost, data: DataFiles, trial: LoaderTrial, 
     if m.training.is_on_gpu and then.slowest in ("workers", "cores"):
         said.append("what the GPU decodes beside them comes on top")
     if data.dataset_bytes:
-        seconds = estimate_packing(data, trial, m.machine.cores, m.samples.read_blocked_s)
-        size = format_bytes(data.dataset_bytes)
+        each_s = _PACKING * (trial.scan_s + _TAR_FILE_S + data.mean_bytes * _TAR_BYTE_S)
+        whole_s = data.dataset_bytes / max(data.mean_bytes, 1.0) * (each_s + m.samples.read_blocked_s)
+        seconds, size = whole_s / max(m.machine.cores, 1.0), format_bytes(data.dataset_bytes)
         said.append(f"packing takes about {format_seconds(seconds)}, and {size} of disk")
     if m.samples.read_blocked_s >= _WAITED_FOR * sample.total.wall_s:
         said.append("storage is still waited for, until 'feedrate stage' brings the pack to a local disk")
     return "; ".join(said)
-
-
-def estimate_packing(data: DataFiles, trial: LoaderTrial, cores: float, blocked_s: float) -> float:
-    """Return how long packing the whole dataset takes, on all cores."""
-    files = (data.dataset_bytes or 0.0) / max(data.mean_bytes, 1.0)
-    each_s = _PACKING * (trial.scan_s + _TAR_FILE_S + data.mean_bytes * _TAR_BYTE_S) + blocked_s
-    return files * each_s / max(cores, 1.0)

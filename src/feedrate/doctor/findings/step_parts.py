@@ -17,18 +17,15 @@ def write_s(m: Measured) -> float:
     """Return the time per step that goes into writing files: timed calls, and lines that write and wait."""
     timed = m.loop.per_step("write")
     waiting = _places_of(m, "sync") | _places_of(m, "readback")  # print(loss.item()) waits, it does not write
+    sources = {line: source_of(line) for line in m.training.looks.lines if line not in waiting}
     lines = sum(
-        share
-        for line, share in m.training.looks.lines.items()
-        if line not in waiting and _writes(source_of(line))
+        m.training.looks.lines[line]
+        for line, source in sources.items()
+        if any(word in source for word in _WRITING) and "torch.save" not in source
     )
     outside = m.loop.own_s - m.loop.wait_s
     # What is on the line of a timed call goes with it: a picture is drawn in order to be saved.
     return max(timed + _beside_s(m, "write") if timed else 0.0, min(lines * outside, outside))
-
-
-def _writes(source: str) -> bool:
-    return any(word in source for word in _WRITING) and "torch.save" not in source
 
 
 def freeing_s(m: Measured) -> float:

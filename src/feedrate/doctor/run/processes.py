@@ -129,7 +129,8 @@ def end_members(run: Path, known: Mapping[int, int], *, grace_s: float, sessions
     _signal(left, signal.SIGTERM)
     _signal(left, signal.SIGCONT)  # a stopped process takes no signal but SIGKILL
     _wait(left, 3.0)
-    _signal([stat for stat in find() if not _is_cleaner(stat)], signal.SIGKILL)
+    lines = ((stat, " ".join(read_command_line(stat.pid))) for stat in find())
+    _signal([stat for stat, line in lines if not _CLEANERS.search(line)], signal.SIGKILL)
     _wait(find(), 2.0)
     _signal(find(), signal.SIGKILL)
     _wait(find(), _DYING_S)
@@ -166,10 +167,6 @@ def _signal(members: list[ProcessStat], number: signal.Signals) -> None:
                 continue
 
 
-def _is_cleaner(stat: ProcessStat) -> bool:
-    return _CLEANERS.search(" ".join(read_command_line(stat.pid))) is not None
-
-
 def remove_shared_memory(run: Path, known: Mapping[int, int], names: Iterable[str]) -> None:
     """Remove what the run's processes, which have ended, left in /dev/shm: torch_PID_... and `names`."""
     try:
@@ -177,14 +174,9 @@ def remove_shared_memory(run: Path, known: Mapping[int, int], names: Iterable[st
     except OSError:
         return
     # On a busy machine a worker can come and go between two looks at the processes; it has left records.
-    recorded = dict.fromkeys(find_recorded(run), _UNKNOWN_START)
+    rings = (path.name.partition("-")[0] for path in run.glob("*-*.ring"))
+    recorded = {int(name): _UNKNOWN_START for name in rings if name.isdigit()}
     remove_names({*names, *find_torch_names({**recorded, **known})}, since=began)
-
-
-def find_recorded(run: Path) -> set[int]:
-    """Return the processes whose records are in the run folder."""
-    names = (path.name.partition("-")[0] for path in run.glob("*-*.ring"))
-    return {int(name) for name in names if name.isdigit()}
 
 
 def find_torch_names(known: Mapping[int, int], folder: Path = FOLDER) -> set[str]:

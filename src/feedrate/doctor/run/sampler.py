@@ -230,7 +230,8 @@ def main(
     if is_told_to_stop:
         if tell is not None:
             tell(STOPPED)
-        _wait_for_the_end_of_input(run)
+        while run.is_dir() and _listen(_ROLL_CALL_S) != b"":
+            pass
     session = os.getsid(0) if stat is None else stat.session
     clean_up(run, sampler.tree.known(), sampler.shared.names, session=session)
     return 0
@@ -280,11 +281,6 @@ def _listen(timeout_s: float) -> bytes | None:
         return os.read(0, 1) if ready else None
     except OSError:
         return b""
-
-
-def _wait_for_the_end_of_input(run: Path) -> None:
-    while run.is_dir() and _listen(_ROLL_CALL_S) != b"":
-        pass
 
 
 def relay() -> int:

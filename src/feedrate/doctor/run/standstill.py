@@ -85,9 +85,7 @@ class Standstill:
             self._steps = self._count_steps() if "batch" in kinds else 0
         waits_for = _describe(kinds, self._steps)
         if self._may_end and self._is_over(now, self._steps):
-            self.reason = f"the command stood still for {format_seconds(self._seconds)}, {waits_for}"
-            self._watch(f"{self.reason}: it is ended (--seconds)")
-            return True
+            return self._end(f"the command stood still for {format_seconds(self._seconds)}, {waits_for}")
         if now >= self._tell_s:
             self._tell_s = now + idle_s
             told = f"no batch for {format_seconds(idle_s)}, {waits_for}"
@@ -100,35 +98,30 @@ class Standstill:
         if any(fact.get("kind") == "loader" for fact in read_facts(self._run)):
             self._alone_s = None
             return False
-        self.reason = (
-            f"the command trained for {format_seconds(self._seconds)} and asked no {LOADERS} for a batch"
-        )
-        self._watch(f"{self.reason}: it is ended (--seconds)")
+        trained = f"the command trained for {format_seconds(self._seconds)}"
+        return self._end(f"{trained} and asked no {LOADERS} for a batch")
+
+    def _end(self, reason: str) -> bool:
+        self.reason = reason
+        self._watch(f"{reason}: it is ended (--seconds)")
         return True
 
     def _is_done_plain(self, now: float, passed_s: float) -> bool:
         if not self._ends_alone or self._plain_pid is None:
             return False
-        is_computing = self._is_computing(self._plain_pid, passed_s)
+        stat, before_s = read_stat(self._plain_pid), self._plain_cpu_s
+        now_s = self._plain_cpu_s = None if stat is None else stat.cpu_s
         seconds = self._seconds * (_TORCH_FACTOR if self._knows_torch else 1)
         if now - self._started_s < seconds or self._knows_loader:
             return False
-        if not is_computing or self._has_children(self._plain_pid):
+        if now_s is None or before_s is None or now_s - before_s <= _COMPUTING_CORES * passed_s:
+            return False
+        # It may have others at work, which train.
+        if any(one.parent == self._plain_pid for one in find_members(self._run, {})):
             return False
         missing = "a step of an optimizer" if self._knows_torch else "torch"
         ran = f"the command ran for {format_seconds(seconds)} without {missing}"
-        self.reason = f"{ran}, and asked no {LOADERS} for a batch"
-        self._watch(f"{self.reason}: it is ended (--seconds)")
-        return True
-
-    def _is_computing(self, pid: int, passed_s: float) -> bool:
-        stat, before = read_stat(pid), self._plain_cpu_s
-        self._plain_cpu_s = None if stat is None else stat.cpu_s
-        return stat is not None and before is not None and stat.cpu_s - before > _COMPUTING_CORES * passed_s
-
-    def _has_children(self, pid: int) -> bool:
-        """Return whether a process has others at work, which may be those that train."""
-        return any(stat.parent == pid for stat in find_members(self._run, {}))
+        return self._end(f"{ran}, and asked no {LOADERS} for a batch")
 
     def _ask_for_loader(self) -> None:
         """Tell at once, and once, of steps that take their data from nowhere that can be seen."""

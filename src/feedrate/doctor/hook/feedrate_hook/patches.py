@@ -120,13 +120,6 @@ def _note_framework(module: Any) -> None:
     stacks.start_plain()
 
 
-def expect_plain() -> None:
-    """This may be a loop without torch, where the doctor has started it itself: others may prepare one."""
-    session.load_settings()
-    if session.settings.get("doctor") == os.getppid():
-        stacks.start_plain()
-
-
 def after_fork() -> None:
     """Forget what belongs to the parent."""
     for part in (stacks, samples, opened_files, fetching, loaders, training):

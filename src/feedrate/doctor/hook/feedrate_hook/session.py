@@ -171,10 +171,8 @@ class Session:
 
         Some loops ask several loaders in each step: all of that is one step, probed or not.
         """
-        thread = threading.get_ident()
-        if self.thread != thread:
-            self.thread = thread
-            self.native_thread = threading.get_native_id()
+        if self.thread != threading.get_ident():
+            self.follow_thread()
         asked = self._asked
         if asked and asker not in asked and self._optimizer_steps_then == self.optimizer_steps:
             asked.add(asker)
@@ -190,8 +188,11 @@ class Session:
         """A worker begins a fetch: probed or not."""
         self.probing = self.schedule.is_probed(number)
         if number == 0:
-            self.thread = threading.get_ident()
-            self.native_thread = threading.get_native_id()
+            self.follow_thread()
+
+    def follow_thread(self) -> None:
+        """The calling thread is the one that asks for batches."""
+        self.thread, self.native_thread = threading.get_ident(), threading.get_native_id()
 
     def follow_parent(self) -> None:
         """A worker is about to call the dataset: it takes over the training process's phase, and its guard.

@@ -42,7 +42,10 @@ def begin() -> None:
         patches.watch()
         patches.install()
         parts.begin_prelude()
-        patches.expect_plain()
+        # It may be a loop without torch, where the doctor has started it itself: others may prepare one.
+        session.load_settings()
+        if session.settings.get("doctor") == os.getppid():
+            stacks.start_plain()
     except Exception as error:
         session.note_error("start", error)
         return

@@ -22,13 +22,8 @@ _listeners: dict[str, Callable[[Any], None]] = {}
 def listen(event: str, listener: Callable[[Any], None]) -> None:
     """Call `listener` with the arguments of each such event, for the life of this process and its forks."""
     if not _listeners:
-        sys.addaudithook(_on_event)
+        sys.addaudithook(lambda event, args: _listeners[event](args) if event in _listeners else None)
     _listeners[event] = listener
-
-
-def _on_event(event: str, args: Any) -> None:
-    if event in _listeners:
-        _listeners[event](args)
 
 
 # The warnings module passes over frames whose file name holds both words when it counts stack levels, so a

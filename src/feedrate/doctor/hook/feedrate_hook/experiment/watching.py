@@ -17,7 +17,7 @@ import weakref
 import zlib
 from typing import Any
 
-from ..record import loader_clone, other_loaders
+from ..record import describe, loader_clone, other_loaders
 from ..session import session
 from ..wrapping import ByIdentity
 
@@ -236,12 +236,7 @@ class Watching:
 
 def length_of(loader: Any) -> int | None:
     """Batches in an epoch; None: not known, or asking would have an effect."""
-    if loader_clone.is_iterable_style(loader):
-        return None
-    try:
-        return len(loader)
-    except Exception:
-        return None
+    return None if loader_clone.is_iterable_style(loader) else describe.length_of(loader)
 
 
 def room_of(loader: Any, iterator: Any) -> tuple[int, int]:

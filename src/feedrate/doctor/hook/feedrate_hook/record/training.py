@@ -10,7 +10,6 @@ had nothing to do. All that is on once CUDA is in use.
 from __future__ import annotations
 
 import sys
-import threading
 from collections import deque
 from typing import Any
 
@@ -432,8 +431,7 @@ def _watch_alone() -> None:
         return
     if done == 1:
         training.alone_ns = clock.wall_ns()
-        session.thread = get_ident()
-        session.native_thread = threading.get_native_id()
+        session.follow_thread()
         session.probing = True
         from . import stacks  # which looks at the training
 
