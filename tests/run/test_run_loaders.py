@@ -23,7 +23,7 @@ class Served(Quick): pass
 class Inner(Quick): pass
 
 class Differs(Quick):
-    samples = [(f"/data/{number}.jpg", 0) for number in range(40)]
+    samples = [(f"/data/\\x1b[31m{number}.jpg", 0) for number in range(40)]
     def draw(self, index): return index + (are_recipes() and index == 5), torch.rand(1)
 
 class Warns(Quick):
@@ -129,7 +129,7 @@ def test_all_fetches_but_one_are_made_with_recipes(
 def test_a_loader_that_differs_runs_bare_and_the_others_do_not(ways: tuple[Ran, Ran]) -> None:
     report = ways[1].loader("Differs")
     assert (report.is_taken, report.verdict, report.images, report.batches) == (False, "differs", 0, 20)
-    assert report.why == "samples differ from the bare run's: sample 5 (/data/5.jpg)"
+    assert report.why == "samples differ from the bare run's: sample 5 (/data/\x1b[31m5.jpg)"
 
 
 def test_each_loader_is_told_once(ways: tuple[Ran, Ran]) -> None:
@@ -141,7 +141,7 @@ def test_each_loader_is_told_once(ways: tuple[Ran, Ran]) -> None:
     assert said[1].startswith("feedrate run: loader 1 (Workers, 40 samples, 2 workers): 40 samples made")
     assert said[5] == (
         "feedrate run: loader 5 (Differs, 40 samples, no workers) runs bare: samples differ from the bare "
-        "run's: sample 5 (/data/5.jpg)"
+        "run's: sample 5 (/data/\\x1b[31m5.jpg)"
     )
     assert said[10].startswith("feedrate run: loader 10 (Stream, no workers): ")
 

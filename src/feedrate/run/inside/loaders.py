@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from feedrate.errors import clean
 from feedrate.run.inside import counters, switch
 from feedrate.run.inside.proof import SAMPLES, SECONDS, Proof, Verdict, prove
 
@@ -313,7 +314,7 @@ def say(text: str) -> None:
     """Write a line for people; of many ranks the first speaks."""
     if all(os.environ.get(name, "0") == "0" for name in _RANKS):
         with contextlib.suppress(Exception):
-            sys.stderr.write(f"feedrate run: {text}\n")
+            sys.stderr.write(f"feedrate run: {clean(text)}\n")
             sys.stderr.flush()
 
 
