@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from feedrate.run.inside import entries, images, selftest
+from feedrate.run.inside import entries, images, selftest, tail
 
 _JPEG = "PIL.JpegImagePlugin"
 
@@ -26,5 +26,12 @@ def arm(settings: dict[str, Any], watch: Any, note: Callable[[dict[str, Any]], N
         else:
             note({"kind": "patched", "names": list(images.patches)})
 
+    def begin_tail(module: Any) -> None:
+        name = tail.install(module)
+        if name:
+            note({"kind": "patched", "names": [name]})
+
     watch.add(_JPEG, begin_images)
+    for name in tail.MODULES:
+        watch.add(name, begin_tail)
     return "".join(problems[:1])
