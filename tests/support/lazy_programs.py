@@ -126,7 +126,7 @@ def run_program(seed: int, folder: Path) -> list[Any]:
     images: Images = []
     seen: list[Any] = []
     target, file = _open(random, path, data)
-    wants_truncated = random.random() < 0.04
+    wants_truncated = random.random() < 0.1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -225,7 +225,7 @@ def _resize(random: Random, image: Any, *_: Any) -> Any:
     given: dict[str, Any] = {}
     if random.random() < 0.8:
         given["resample"] = random.choice([*range(6), *Image.Resampling, None, 2])
-    if random.random() < 0.04:
+    if random.random() < 0.1:
         given["resample"] = random.choice([99, -1, "bilinear", 2.0])
     if random.random() < 0.3:
         box = _make_box(random, width, height)

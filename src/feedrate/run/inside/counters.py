@@ -22,7 +22,7 @@ class Left(str, enum.Enum):
     NOT_TAKEN = "not-taken"  # CMYK, progressive, 12 bit ...: the kernel does not decode it
     OTHER_PIXELS = "other-pixels"  # this Pillow's pixels differ from the kernel's in what this image needs
     OTHER_READER = "other-reader"  # a draft, a subclass, methods that somebody replaced
-    TRUNCATED_WANTED = "truncated-wanted"  # LOAD_TRUNCATED_IMAGES
+    TRUNCATED_WANTED = "truncated-wanted"  # damaged, under LOAD_TRUNCATED_IMAGES
     NO_BYTES = "no-bytes"  # the file object could not be read again
     OPERATION = "operation"  # something that is no crop, resize or flip asked for the pixels
     WHOLE = "whole"  # all pixels of the image as it was opened were asked for
@@ -38,7 +38,7 @@ _WORDS = {
     Left.NOT_TAKEN: "JPEGs that the kernel does not decode (progressive, CMYK)",
     Left.OTHER_PIXELS: "JPEGs of which this Pillow makes other pixels",
     Left.OTHER_READER: "JPEGs that the script reads in its own way (draft, subclasses)",
-    Left.TRUNCATED_WANTED: "JPEGs under LOAD_TRUNCATED_IMAGES",
+    Left.TRUNCATED_WANTED: "damaged files under LOAD_TRUNCATED_IMAGES",
     Left.NO_BYTES: "JPEGs from files that cannot be read twice",
     Left.OPERATION: "images handed to Pillow for another operation",
     Left.WHOLE: "images that the script wants whole",

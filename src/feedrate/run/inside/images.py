@@ -238,8 +238,6 @@ class _Taker:
         plain: Any = [("jpeg", (0, 0, *image.size), 0, (image.mode, ""))]
         if image.mode not in ("RGB", "L") or image.info.get("progressive"):
             return Left.NOT_TAKEN
-        if self._image_file.LOAD_TRUNCATED_IMAGES:
-            return Left.TRUNCATED_WANTED
         is_changed = (
             image.tile != plain
             or image.decoderconfig != ()
@@ -264,7 +262,9 @@ class _Taker:
             return Left.NO_BYTES
         source = open_source(data, image.mode, image.size, self._cache, self._same)
         if isinstance(source, Left):
-            return source
+            # Of a sound file this switch changes nothing.
+            is_wanted = source is Left.DAMAGED and self._image_file.LOAD_TRUNCATED_IMAGES
+            return Left.TRUNCATED_WANTED if is_wanted else source
         if not is_ours:
             position = _position_after(data, source.end, image.decodermaxblock)
             if position is None:

@@ -111,6 +111,8 @@ class PixelAccess:
         self._own()[at] = value
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         return getattr(self._own(), name)
 
 
