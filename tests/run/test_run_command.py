@@ -10,6 +10,7 @@ import signal
 import site
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from feedrate.cli import main
+from feedrate.run.merging import Merged
+from support.waiting import wait_until
 
 NOT_REACHED = "feedrate run: ran bare: none of its processes was a Python that can be reached: "
 
@@ -277,3 +280,40 @@ def test_a_command_that_ctrl_c_ends_ends_the_run() -> None:
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
     assert all(line.startswith("feedrate run: ") for line in err.splitlines())
+
+
+def test_entry_points_are_merged_beside_the_command_and_signals_do_not_wait(
+    run: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = tmp_path / "begun", threading.Event()
+    calls: list[bool] = []
+
+    def merge(_: Path, *, is_last: bool = True) -> Merged:
+        calls.append(is_last)
+        if not is_last:
+            begun.touch()
+            ended.wait()  # until the command has got the signal
+        return Merged(problem="the disk is full" if is_last else "")
+
+    monkeypatch.setattr("feedrate.run.launch.merge", merge)
+    monkeypatch.setattr("feedrate.run.launch._MERGE_S", 0.0)
+    code = f"""
+import os, signal, time
+def leave(*_):
+    open({str(tmp_path / "heard")!r}, "w").close()
+    os._exit(7)
+signal.signal(signal.SIGTERM, leave)
+while True:
+    time.sleep(0.01)
+    if os.path.exists({str(begun)!r}):
+        os.kill(os.getppid(), signal.SIGTERM)
+"""
+    watcher = threading.Thread(target=lambda: (wait_until((tmp_path / "heard").exists), ended.set()))
+    watcher.start()
+    said = run(*python(code))
+    watcher.join()
+    assert (tmp_path / "heard").exists()
+    assert said.code == 7
+    assert calls[0] is False
+    assert calls[-1] is True
+    assert "feedrate run: the disk is full" in said.ours

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,18 +112,22 @@ def _wait(command: Sequence[str], environment: Mapping[str, str], cache: Path | 
     try:
         with Signals() as signals:
             child = Child(command, environment)
-            due = time.monotonic() + _MERGE_S
+            merging, due = threading.Thread(), time.monotonic() + _MERGE_S
             try:
                 while not child.has_ended():
                     for number in signals.wait():
                         if not witness.saw(number):
                             child.send(number)
-                    if cache is not None and time.monotonic() > due:
-                        merge(cache, is_last=False)
+                    if cache is not None and time.monotonic() > due and not merging.is_alive():
+                        # Beside: it may take seconds, and signals do not wait for it.
+                        merging = threading.Thread(target=merge, args=[cache], kwargs={"is_last": False})
+                        merging.start()
                         due = time.monotonic() + _MERGE_S
             except BaseException:
                 child.send(signal.SIGTERM)
                 raise
+            if merging.is_alive():
+                merging.join()
         return child
     finally:
         witness.close()
