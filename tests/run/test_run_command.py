@@ -129,7 +129,8 @@ def test_of_a_script_without_torch_nothing_changes_but_two_folders_of_its_path(
 ) -> None:
     code = (
         "import json, sys; print(json.dumps([sys.path, sorted(sys.modules), "
-        "[type(one).__name__ for one in sys.meta_path], sys.argv, sys.flags.isolated, sorted(vars(__import__('builtins')))]))"
+        "[type(one).__name__ for one in sys.meta_path], sys.argv, "
+        "sys.flags.isolated, sorted(vars(__import__('builtins')))]))"
     )
     monkeypatch.setenv("PYTHONPATH", "/mine")
     done = subprocess.run([sys.executable, "-c", code, "x"], capture_output=True, text=True, check=True)
