@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from feedrate.run import hook
 from feedrate.run.hook.feedrate_run import SETTINGS, VARIABLE
 from feedrate.run.results import LoaderReport
 from feedrate.run.saved import Fact, read_facts, report_loaders
+from support.images import save_image
 
 STARTUP = Path(launch.__file__).parent / "startup"
 HOOK = Path(hook.__file__).parent
@@ -133,3 +135,120 @@ def start_script(path: Path, body: str, folder: Path | None, **environ: str) -> 
 def end_script(process: subprocess.Popen[str], folder: Path) -> Ran:
     stdout, stderr = process.communicate(timeout=120)
     return Ran(process.returncode, stdout, stderr, folder)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ended, bare or under `feedrate run`; under it, `report` is its document."""
+
+    code: int
+    stdout: str
+    stderr: str
+    report: dict[str, Any]
+
+    def loader(self, dataset: str) -> dict[str, Any]:
+        (found,) = [one for one in self.report["loaders"] if one["dataset"] == dataset]
+        return dict(found)
+
+
+def start_command(
+    tmp: Path,
+    script: Path,
+    *words: str,
+    is_under: bool,
+    options: Sequence[str] = (),
+    launcher: Sequence[str] = (),
+) -> subprocess.Popen[str]:
+    """Start a Python script as users do: bare, or under `feedrate run` with these options.
+
+    `launcher`: modules and words before the script.
+    """
+    command = [sys.executable, *launcher, str(script), *words]
+    if is_under:
+        ours = [sys.executable, "-m", "feedrate", "run", "--json", str(script.with_suffix(".json"))]
+        command = [*ours, *options, "--", *command]
+    return subprocess.Popen(
+        command,
+        env=environment(None, XDG_CACHE_HOME=str(tmp / "cache")),
+        cwd=tmp,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end_command(process: subprocess.Popen[str], script: Path) -> Ended:
+    stdout, stderr = process.communicate(timeout=300)
+    document = script.with_suffix(".json")
+    report = json.loads(document.read_text()) if document.exists() else {}
+    document.unlink(missing_ok=True)
+    return Ended(process.returncode, stdout, stderr, report)
+
+
+def run_both(
+    tmp: Path, body: str, *words: str, options: Sequence[str] = (), launcher: Sequence[str] = ()
+) -> tuple[Ended, Ended]:
+    """Run a script bare and under run, at once."""
+    script = tmp / "script.py"
+    script.write_text(textwrap.dedent(body))
+    bare, under = (
+        start_command(tmp, script, *words, is_under=is_under, options=options, launcher=launcher)
+        for is_under in (False, True)
+    )
+    return end_command(bare, tmp / "none"), end_command(under, script)
+
+
+# Photographs of a folder through crops, resizes and flips, by hand and as public scripts do it.
+PHOTOS = """
+import hashlib, io, json, os, random, sys, tarfile, warnings
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than this machine has cores
+FOLDER = "photos"
+
+class Photos(Dataset):
+    filter, mode, size = Image.Resampling.BILINEAR, "RGB", 64
+    def __init__(self):
+        names = sorted(os.listdir(FOLDER))
+        self.samples = [(os.path.join(FOLDER, name), number % 2) for number, name in enumerate(names)]
+    def __len__(self): return len(self.samples)
+    def open(self, path): return Image.open(path)
+    def __getitem__(self, index):
+        path, label = self.samples[index]
+        return self.transform(self.open(path).convert(self.mode)), label
+    def transform(self, image):
+        width, height = image.size
+        left, top = random.randrange(width - 200), int(torch.randint(height - 180, ()))
+        image = image.crop((left, top, left + 180 + int(np.random.randint(20)), top + 170))
+        image = image.resize((self.size, self.size), self.filter)
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image, copy=True))
+        pixels = pixels.permute(2, 0, 1).contiguous().float().div(255)
+        return pixels.sub_(torch.tensor([0.485, 0.456, 0.406])[:, None, None]).div_(0.225)
+
+def seed(number):
+    random.seed(number), np.random.seed(number), torch.manual_seed(number)
+
+def epochs(loader, count=2):
+    digest = hashlib.sha256()
+    for _ in range(count):
+        for batch in loader:
+            for part in batch:
+                digest.update(part.numpy().tobytes() + repr(part.stride()).encode())
+    return digest.hexdigest()
+"""
+
+
+def make_photos(folder: Path, count: int = 16) -> None:
+    """Save photographs, each in its way: subsamplings, restart markers, a gray one."""
+    for number in range(count):
+        options: dict[str, Any] = {"subsampling": number % 3, "quality": 80 + number}
+        if number % 5 == 1:
+            options["restart_marker_blocks"] = 7
+        mode = "L" if number == 9 else "RGB"
+        save_image(folder / f"{number:03}.jpg", number, width=800, height=600, mode=mode, **options)

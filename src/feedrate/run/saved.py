@@ -15,7 +15,7 @@ from typing import Any
 
 from feedrate.figures import Figure
 from feedrate.run.inside.counters import Left, read_counters
-from feedrate.run.inside.proof import Verdict
+from feedrate.run.inside.proof import Verdict, explain
 from feedrate.run.results import LoaderReport
 
 Fact = dict[str, Any]
@@ -141,7 +141,6 @@ def report_loaders(folder: Path, facts: list[Fact]) -> tuple[LoaderReport, ...]:
         verdict = Verdict(fact["verdict"])
         counted = [seen[key] for key in keys if key in seen]
         whole = _add([one.all for one in counted]) if counted else {}
-        why = fact["problem"] or verdict.words
         left = {reason.words: int(whole.get(f"left_{reason.value}", 0)) for reason in Left}
         reports.append(
             LoaderReport(
@@ -152,7 +151,7 @@ def report_loaders(folder: Path, facts: list[Fact]) -> tuple[LoaderReport, ...]:
                 fact["batch_size"],
                 verdict is Verdict.EQUAL,
                 verdict.value,
-                f"{why}: {fact['sample']}" if fact["sample"] else why,
+                fact["problem"] or explain(verdict, fact["sample"], fact["left"]),
                 fact["samples"],
                 fact["gain"],
                 fact["gain_first"],

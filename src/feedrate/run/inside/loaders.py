@@ -21,7 +21,7 @@ from typing import Any
 
 from feedrate.errors import clean
 from feedrate.run.inside import counters, switch
-from feedrate.run.inside.proof import SAMPLES, SECONDS, Proof, Verdict, prove
+from feedrate.run.inside.proof import SAMPLES, SECONDS, Proof, Verdict, explain, prove
 
 STRICT_EXIT = 4
 _BARE_OF, _BARE_FIRST = 64, 3  # fetches that are made bare, to compare; one of them soon
@@ -330,5 +330,4 @@ def _say_loader(loader: Any, number: int, length: int | None, problem: str, proo
             f"{head}: {proof.samples} samples made both ways are equal; {proof.gain:.1f}x less CPU time a "
             f"sample, {proof.gain_first:.1f}x in the first epoch"
         )
-    named = f": {proof.sample}" if proof.sample else ""
-    return f"{head} runs bare: {problem or proof.verdict.words}{named}"
+    return f"{head} runs bare: {problem or explain(proof.verdict, proof.sample, proof.left)}"

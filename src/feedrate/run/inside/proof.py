@@ -93,6 +93,13 @@ class Proof:
     seconds: float = 0.0
 
 
+def explain(verdict: Verdict, sample: str, left: Mapping[str, int]) -> str:
+    """Return a verdict in words, with the sample that differs, or what kept the kernel from every image."""
+    if verdict is Verdict.NO_IMAGES:
+        sample = ", ".join(f"{count} {counters.Left(reason).words}" for reason, count in left.items())
+    return f"{verdict.words}: {sample}" if sample else verdict.words
+
+
 @dataclass
 class _Made:
     """What a child made. Of each chunk: samples, CPU time and the part of it for scans, in nanoseconds."""

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training under `feedrate run` is the bare run's to the last bit: batches of many kinds, and losses."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from support.run_scripts import PHOTOS, Ended, make_photos, run_both
+
+COUNT = 16
+# The loaders of a script, each with a dataset class of its own, so that each is proved.
+BATCHES = """
+class Bicubic(Photos): filter = Image.Resampling.BICUBIC
+class Workers(Photos): pass
+class Persistent(Photos): filter = Image.Resampling.LANCZOS
+class Spawned(Bicubic): pass
+class Bytes(Photos):
+    def open(self, path):
+        with open(path, "rb") as file:
+            return Image.open(io.BytesIO(file.read()))
+class Opened(Photos):
+    def __getitem__(self, index):
+        with open(self.samples[index][0], "rb") as file, Image.open(file) as image:
+            return self.transform(image.convert("RGB")), file.tell()
+class Gray(Photos):
+    mode = "L"
+    def transform(self, image):
+        return torch.from_numpy(np.asarray(ImageOps.mirror(image.resize((96, 64)))).copy())
+class Tenfold(Photos):
+    def transform(self, image): return torch.stack([super(Tenfold, self).transform(image) for _ in range(4)])
+
+class Archive(IterableDataset):
+    def __iter__(self):
+        photos = Photos()
+        with tarfile.open("photos.tar") as archive:
+            for member in archive:
+                file = self.open(archive.extractfile(member))
+                yield photos.transform(Image.open(file).convert("RGB")), file.tell()
+    def open(self, file): return io.BytesIO(file.read())
+class Members(Archive):
+    def open(self, file): return file
+
+if __name__ == "__main__":
+    seed(1)
+    made = {}
+    for dataset in (Photos, Bicubic, Bytes, Opened, Gray, Tenfold):
+        made[dataset.__name__] = epochs(DataLoader(dataset(), batch_size=4, shuffle=True))
+    for dataset in (Archive, Members):
+        made[dataset.__name__] = epochs(DataLoader(dataset(), batch_size=4))
+    made["Workers"] = epochs(DataLoader(Workers(), batch_size=4, shuffle=True, num_workers=2))
+    made["Persistent"] = epochs(
+        DataLoader(Persistent(), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+    )
+    made["Spawned"] = epochs(
+        DataLoader(Spawned(), batch_size=4, num_workers=2, multiprocessing_context="spawn"), 1
+    )
+    print(json.dumps(made))
+"""
+# What is trained, by one process or by ranks.
+TRAINING = """
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data.distributed import DistributedSampler
+
+if __name__ == "__main__":
+    seed(2)
+    torch.use_deterministic_algorithms(True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+    photos, sampler = Photos(), None
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+        sampler = DistributedSampler(photos)
+        random.seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(photos, batch_size=4, shuffle=sampler is None, sampler=sampler)
+    losses = []
+    while len(losses) < int(sys.argv[1]):
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+    with open(f"losses-{os.environ.get('RANK', 0)}-{'feedrate_run' in sys.modules}", "w") as file:
+        json.dump(losses, file)
+    if sampler is not None:
+        dist.destroy_process_group()
+"""
+# Images that the kernel makes: all of two epochs, but for one fetch where a process has three of them.
+TAKEN = {
+    "Photos": 28, "Bicubic": 28, "Bytes": 28, "Opened": 28, "Archive": 28, "Workers": 32, "Persistent": 28,
+    "Spawned": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ended, Ended]:
+    tmp = tmp_path_factory.mktemp("equal")
+    make_photos(tmp / "photos", COUNT)
+    with tarfile.open(tmp / "photos.tar", "w") as archive:
+        for path in sorted((tmp / "photos").iterdir()):
+            archive.add(path)
+    bare, under = run_both(tmp, PHOTOS + BATCHES)
+    assert (bare.code, bare.stderr) == (0, "")
+    assert under.code == 0, under.stderr
+    return bare, under
+
+
+@pytest.mark.parametrize("name", [*TAKEN, "Gray", "Tenfold", "Members"])
+def test_all_batches_are_the_bare_runs(batches: tuple[Ended, Ended], name: str) -> None:
+    bare, under = (json.loads(run.stdout) for run in batches)
+    assert under[name] == bare[name]
+
+
+@pytest.mark.parametrize(("name", "images"), TAKEN.items())
+def test_images_are_made_by_the_kernel(batches: tuple[Ended, Ended], name: str, images: int) -> None:
+    loader = batches[1].loader(name)
+    assert loader["is_taken"], loader["why"]
+    assert (loader["images"], loader["left"]) == (images, {})
+    assert loader["gain"] > 1.05
+
+
+def test_files_of_a_kind_of_their_own_are_left_and_that_is_said(batches: tuple[Ended, Ended]) -> None:
+    why = (
+        "it reads no JPEG through Pillow that the kernel could make: 16 JPEGs from files that cannot be read "
+        "twice"
+    )
+    assert batches[1].loader("Members")["why"] == why
+    assert f"(Members, no workers) runs bare: {why}\n" in batches[1].stderr
+
+
+def _read_losses(tmp: Path, rank: int, is_under: bool) -> list[str]:
+    losses: list[str] = json.loads((tmp / f"losses-{rank}-{is_under}").read_text())
+    return losses
+
+
+def test_losses_of_fifty_steps_are_the_bare_runs(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", COUNT)
+    bare, under = run_both(tmp_path, PHOTOS + TRAINING, "50")
+    assert (bare.code, bare.stderr, under.code) == (0, "", 0)
+    losses = _read_losses(tmp_path, 0, True)
+    assert len(losses) >= 50
+    assert losses == _read_losses(tmp_path, 0, False)
+    assert under.loader("Photos")["images"] == 4 * (len(losses) - 1)
+
+
+def test_losses_of_two_ranks_are_the_bare_runs(tmp_path: Path) -> None:
+    make_photos(tmp_path / "photos", COUNT)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    bare, under = run_both(tmp_path, PHOTOS + TRAINING, "4", launcher=launcher)
+    assert (bare.code, under.code) == (0, 0), under.stderr
+    for rank in range(2):
+        losses = _read_losses(tmp_path, rank, True)
+        assert losses == _read_losses(tmp_path, rank, False)
+    assert under.report["ranks"] == 2
+    # Of both ranks' third fetch.
+    assert under.loader("Photos")["images"] == 2 * 4 * (len(losses) - 1)
+    assert under.stderr.count("feedrate run: loader 0 (Photos, 16 samples") == 1
