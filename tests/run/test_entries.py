@@ -302,12 +302,15 @@ def test_without_a_folder_nothing_is_kept() -> None:
 
 
 def test_a_folder_that_is_not_there_is_said_once(tmp_path: Path) -> None:
-    mine = add_all(open_cache(str(tmp_path / "gone")), range(10))
+    said: list[str] = []
+    mine = add_all(open_cache(str(tmp_path / "gone"), said.append), range(10))
+    mine.flush()
     assert count_good(mine, range(10)) == 0
     assert mine.problem == (
         f"entry points of JPEGs are not kept in {tmp_path}/gone: No such file or directory;"
         " name another folder: --cache DIR"
     )
+    assert said == [mine.problem]
 
 
 def test_a_folder_that_goes_away_is_said_and_costs_nothing_else(place: Path) -> None:
@@ -495,10 +498,13 @@ def test_a_wish_that_is_a_file_is_said(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_is_said_and_what_is_there_is_found(small_disk: Path) -> None:
     said: list[str] = []
     assert find_folder(small_disk, say=said.append) is not None
+    said.clear()
     place = home_of(small_disk)
     fill(place, range(10))
     merge(place)
-    mine = add_all(open_cache(str(place)), range(10, 200))
+    mine = add_all(open_cache(str(place), said.append), range(10, 200))
+    mine.flush()
+    assert said == [mine.problem]
     assert "No space left on device; name another folder: --cache DIR" in mine.problem
     assert count_good(mine, range(10)) == 10
     assert find_folder(small_disk, say=said.append) == place

@@ -294,7 +294,7 @@ def test_entry_points_are_merged_beside_the_command_and_signals_do_not_wait(
         if not is_last:
             begun.touch()
             ended.wait()  # until the command has got the signal
-        return Merged(problem="the disk is full" if is_last else "")
+        return Merged(problem="" if is_last else "the disk is full")
 
     monkeypatch.setattr("feedrate.run.launch.merge", merge)
     monkeypatch.setattr("feedrate.run.launch._MERGE_S", 0.0)

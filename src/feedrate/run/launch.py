@@ -69,7 +69,7 @@ def run_command(command: Sequence[str], options: RunOptions) -> RunReport:
     check_command(command, "feedrate run")
     if os.environ.get(VARIABLE) == OFF:
         began = time.perf_counter()
-        child = _wait(command, os.environ, None)
+        child = _wait(command, os.environ, None, [])
         seconds = time.perf_counter() - began
         return RunReport(tuple(command), child.exit_code, seconds, None, 0, 0, (), (_SWITCHED_OFF,), ())
     is_shared = needs_shared_folder(command)
@@ -85,7 +85,7 @@ def run_command(command: Sequence[str], options: RunOptions) -> RunReport:
                 f"cannot write to {folder}: {error.strerror}", hint="set TMPDIR to a folder with room"
             ) from error
         began = time.perf_counter()
-        child = _wait(command, environment, cache)
+        child = _wait(command, environment, cache, problems)
         seconds = time.perf_counter() - began
         if cache is not None:
             problems += filter(None, [merge(cache).problem])
@@ -106,8 +106,14 @@ def _write_settings(path: Path, options: RunOptions, cache: Path | None) -> None
     path.write_text(json.dumps(settings), encoding="utf-8")
 
 
-def _wait(command: Sequence[str], environment: Mapping[str, str], cache: Path | None) -> Child:
+def _wait(
+    command: Sequence[str], environment: Mapping[str, str], cache: Path | None, problems: list[str]
+) -> Child:
     """Start the command, pass on what only we got, and wait for its end."""
+
+    def merge_some(folder: Path) -> None:
+        problems.extend(filter(None, [merge(folder, is_last=False).problem]))
+
     witness = GroupWitness()
     try:
         with Signals() as signals:
@@ -120,7 +126,7 @@ def _wait(command: Sequence[str], environment: Mapping[str, str], cache: Path | 
                             child.send(number)
                     if cache is not None and time.monotonic() > due and not merging.is_alive():
                         # Beside: it may take seconds, and signals do not wait for it.
-                        merging = threading.Thread(target=merge, args=[cache], kwargs={"is_last": False})
+                        merging = threading.Thread(target=merge_some, args=[cache])
                         merging.start()
                         due = time.monotonic() + _MERGE_S
             except BaseException:

@@ -13,9 +13,7 @@ _JPEG = "PIL.JpegImagePlugin"
 
 def arm(settings: dict[str, Any], watch: Any, note: Callable[[dict[str, Any]], None]) -> str:
     """Wait for Pillow and torchvision; return why they have to be left alone, as far as that is known now."""
-    cache = entries.open_cache(settings.get("cache") or None)
-    if cache.problem:
-        note({"kind": "cache", "why": cache.problem})
+    cache = entries.open_cache(settings.get("cache") or None, lambda why: note({"kind": "cache", "why": why}))
     problems: list[str] = []
 
     def begin_images(_: Any) -> None:

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 from feedrate.cache.entry_file import (
@@ -53,8 +54,9 @@ class Entries:
         problem: what the user should be told, a sentence; "": nothing.
     """
 
-    def __init__(self, folder: str | None) -> None:
-        self.problem = ""
+    def __init__(self, folder: str | None, say: Callable[[str], None] = lambda _: None) -> None:
+        """`say`: told the problem at once, in the process that has it."""
+        self.problem, self._say = "", say
         self._folder, self._folder_fd = folder, -1
         self._info: os.stat_result | None = None
         self._file: EntryFile | None = None
@@ -141,10 +143,12 @@ class Entries:
 
     def _fail(self, error: OSError) -> None:
         assert self._folder is not None
-        self.problem = self.problem or (
-            f"entry points of JPEGs are not kept in {self._folder}: {say_reason(error, Path(self._folder))};"
-            " name another folder: --cache DIR"
-        )
+        if not self.problem:
+            self.problem = (
+                f"entry points of JPEGs are not kept in {self._folder}:"
+                f" {say_reason(error, Path(self._folder))}; name another folder: --cache DIR"
+            )
+            self._say(self.problem)
 
 
 class _Journal:
@@ -287,8 +291,8 @@ def _flush_at_end(reference: weakref.ref[Entries]) -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def open_cache(folder: str | None) -> Entries:
+def open_cache(folder: str | None, say: Callable[[str], None] = lambda _: None) -> Entries:
     """Return what is kept in a folder that the launcher found; None: nothing is found and nothing kept."""
-    entries = Entries(folder)
+    entries = Entries(folder, say)
     entries.open()
     return entries
