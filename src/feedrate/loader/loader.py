@@ -144,7 +144,9 @@ class Loader:
 
     def __iter__(self) -> LoaderIterator:
         """Begin an epoch. An iteration of this loader that still lives is over."""
-        self._check_open()
+        if self._closed:
+            raise UsageError("this loader is closed; make a new one to iterate")
+        self._adopt()
         self._end_live()
         iterator = LoaderIterator(self, *self._begin())
         self._live = weakref.ref(iterator)
@@ -286,11 +288,6 @@ class Loader:
             "a Loader cannot be sent to another process: it has threads and open files",
             hint="make it there from the pack's path; or use Dataset with a DataLoader",
         )
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("this loader is closed; make a new one to iterate")
-        self._adopt()
 
     def _adopt(self) -> None:
         """In a forked child, begin anew and share nothing: threads are gone, and may have held locks."""

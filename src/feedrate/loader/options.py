@@ -94,10 +94,6 @@ class Options:
         if isinstance(self.pack, Pack) and self.scratch is not None:
             raise UsageError("scratch needs the pack's path or address, not an opened pack")
 
-    @property
-    def given_rank(self) -> tuple[int, int] | None:
-        return None if self.world_size is None else (self.rank or 0, self.world_size)
-
     def _check_ranks(self) -> None:
         if (self.rank is None) != (self.world_size is None) and (self.rank, self.world_size) != (None, 1):
             raise UsageError(

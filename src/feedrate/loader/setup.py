@@ -55,7 +55,7 @@ class Setup:
         self.output = choose_output(options.output, options.depth)
         self.device = check_device(options.device, self.output)
         self.finish = check_finish(options, self.wanted, opened, self.output)
-        self.ranks = Ranks(options.given_rank)
+        self.ranks = Ranks(None if options.world_size is None else (options.rank or 0, options.world_size))
         rank = self.ranks.look()
         self.threads = options.threads or count_rank_cores(rank[1])
         pixels = sum(w.channels * w.out_size[0] * w.out_size[1] for w in self.wanted if w.out_size)

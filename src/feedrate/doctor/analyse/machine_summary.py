@@ -68,16 +68,12 @@ def measure_growth(
     if sum(early.values()) <= 0 or sum(late.values()) < _LEVELLING_OFF * per_s:
         return None
     growing = [pid for pid, slope in whole.items() if slope > _TELLING * per_s]
-    per_step = per_s * seconds / steps
-    return Growth(per_step, left_bytes / per_step, _name(trace, growing, main_pid))
-
-
-def _name(trace: MachineTrace, growing: list[int], main_pid: int) -> str:
     workers = [pid for pid in growing if trace.processes[pid].parent == main_pid]
     named = ["the training process"] if main_pid in growing else []
     if workers:
         named.append("a worker" if len(workers) == 1 else f"{len(workers)} workers")
-    return " and ".join(named) or "its processes"
+    per_step = per_s * seconds / steps
+    return Growth(per_step, left_bytes / per_step, " and ".join(named) or "its processes")
 
 
 def find_gpu(uuids: Sequence[str], ordinal: int, visible: str | None) -> int | None:

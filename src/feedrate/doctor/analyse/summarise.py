@@ -113,13 +113,15 @@ def _measure_training(main: Process, loop: Loop, loader: UsedLoader) -> Training
 
 
 def _read_experiments(main: Process, loader: UsedLoader, machine: MachineSummary) -> Experiments:
-    same = _detail_of(main, layout.AGAIN).get("same")
+    same, timed = _detail_of(main, layout.AGAIN).get("same"), _timings(main, layout.TRIAL, 4, 0.05)
+    trials = {int(fact["detail"]["workers"]): timing for fact, timing in timed}
     return Experiments(
         device=_device_timing(main, layout.REPLAY),
         as_loaded=_device_timing(main, layout.REPLAY_LOADER_LAYOUT),
         drain=Timing.of(batch_seconds(main, layout.DRAIN, skip=1)),
         again=Timing.of(batch_seconds(main, layout.AGAIN, skip=2 * loader.workers)),
-        trials=_trials(main, loader.workers, machine),
+        # On a busy machine none counts, unless the run as it is was measured among them.
+        trials=trials if loader.workers in trials or not machine.is_busy else {},
         half_precision=_phase_timing(main, layout.REPLAY_HALF_PRECISION),
         half_precision_type=_detail_of(main, layout.REPLAY_HALF_PRECISION).get("dtype") or "bfloat16",
         channels_last=_channels_last_timing(main),
@@ -210,13 +212,6 @@ def _timings(main: Process, phase: int, least: int, spread: float) -> Iterator[t
 
 def _phase_timing(main: Process, phase: int) -> Timing | None:
     return next((timing for _, timing in _timings(main, phase, 2, 0.03)), None)
-
-
-def _trials(main: Process, own: int, machine: MachineSummary) -> dict[int, Timing]:
-    """Return the trials; on a busy machine none, unless the run as it is was measured among them."""
-    timed = _timings(main, layout.TRIAL, 4, 0.05)
-    trials = {int(fact["detail"]["workers"]): timing for fact, timing in timed}
-    return trials if own in trials or not machine.is_busy else {}
 
 
 def _pickling_s(loader: UsedLoader, receive_cpu_s: float, beside_s: float) -> float:

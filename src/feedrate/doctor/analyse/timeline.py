@@ -77,7 +77,8 @@ class Loop:
     epochs: int  # iterators of the training loader that began in the steps
     preparing_s: float  # per step, in the loop's own code before a batch is copied or goes forward
     has_optimizer: bool
-    asked: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # see _asked
+    # Of other loaders: the seconds that each was waited for in all steps, and its samples.
+    asked: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     timed: tuple[_Interval, ...] = ()  # what is known by itself: parts of steps, and what is between steps
 
     @property
@@ -223,7 +224,10 @@ def _build_loop(process: Process, warmup: int) -> Loop | None:
         epochs=int((ours["b"][skipped + 1 :] == 0).sum()),
         preparing_s=_preparing_s(process, steps, pieces),
         has_optimizer=len(process.of(layout.OPTIMIZER, phase=layout.REAL)) > 0,
-        asked=_asked(process, _within(others, window)),
+        asked={
+            name: (float(mine["wall"].sum()) * _NS, int(np.maximum(mine["a"], 0).sum()))
+            for name, mine in process.by_name(_within(others, window)).items()
+        },
         timed=(*((start, end) for start, end, _ in pieces), *between["validation"], *between["epoch-start"]),
     )
 
@@ -234,14 +238,6 @@ def _span(record: np.void) -> _Interval:
 
 def _within(records: Records, window: _Interval) -> Records:
     return records[(records["start"] >= window[0]) & (records["start"] < window[1])]
-
-
-def _asked(process: Process, waits: Records) -> dict[str, tuple[float, int]]:
-    """Return the seconds that each of these loaders was waited for in all steps, and its samples."""
-    return {
-        name: (float(mine["wall"].sum()) * _NS, int(np.maximum(mine["a"], 0).sum()))
-        for name, mine in process.by_name(waits).items()
-    }
 
 
 def _preparing_s(process: Process, steps: Sequence[Step], pieces: Sequence[_Piece]) -> float:

@@ -150,22 +150,20 @@ def find_unpacking(m: Measured) -> Evidence | None:
     ]
     array = m.samples.chunked
     if array is not None and array.chunks is not None:
-        lines.append(_word_chunks(array))
+        # Of the file its name, of the line's the same: a short report has little room for folders.
+        where = f", read at {Path(array.place).name}," if array.place else ""
+        stored = f"{array.array} of {Path(array.file).name if where else array.file}{where}"
+        stored += f" has chunks of {array.chunks}, {array.filter or 'not compressed'}"
+        read, used = format_bytes(array.read_bytes), format_bytes(array.sample_bytes)
+        lines.append(
+            f"{stored}: {read} are {'unpacked' if array.filter else 'read'} for the {used} of a sample"
+        )
     lines += [
         f"{hot.share:.0%} of the looks at the workers: {hot.place}: {hot.source}"
         for hot in m.samples.looks.own[:1]
     ]
     numbers = {"read_cpu_s": cpu_s, "sample_s": sample.total.wall_s}
     return of_loader(m, share, [*lines, wait_words(m)], numbers)
-
-
-def _word_chunks(array: ChunkedArray) -> str:
-    # Of the file its name, of the line's the same: a short report has little room for folders.
-    where = f", read at {Path(array.place).name}," if array.place else ""
-    name = f"{array.array} of {Path(array.file).name if where else array.file}{where}"
-    stored = f"{name} has chunks of {array.chunks}, {array.filter or 'not compressed'}"
-    read, used = format_bytes(array.read_bytes), format_bytes(array.sample_bytes)
-    return f"{stored}: {read} are {'unpacked' if array.filter else 'read'} for the {used} of a sample"
 
 
 def find_slow_start(m: Measured) -> Evidence | None:

@@ -6,6 +6,7 @@ Python's audit events; tells the user's own frames from those of libraries and o
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import threading
@@ -192,6 +193,12 @@ def name_of(thing: Any) -> str:
     if not hasattr(thing, "__qualname__"):
         thing = type(thing)
     return f"{getattr(thing, '__module__', None) or '?'}.{thing.__qualname__}"
+
+
+def living(kind: Any) -> list[Any]:
+    """Return the objects of a class, and of those derived from it; none of None: nobody has imported it."""
+    # type(), not isinstance(): lazy proxies answer __class__ by running code.
+    return [] if kind is None else [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 class ByIdentity:

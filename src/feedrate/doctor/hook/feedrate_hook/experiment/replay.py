@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import abc
-import gc
 import sys
 import time
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from .. import layout
 from ..record import loader_clone
 from ..session import session
+from ..wrapping import living
 
 torch: Any = sys.modules.get("torch")  # the one of the user's process
 
@@ -426,11 +426,7 @@ def unique(tensors: list[Any]) -> list[Any]:
 
 def states_of(weights: list[Any]) -> list[Any]:
     """What optimizers keep for these weights: with states that are otherwise, their steps take longer."""
-    base = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-    if base is None:
-        return []
-    # type(), not isinstance(): lazy proxies answer __class__ by running code.
-    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), base)]
+    optimizers = living(getattr(sys.modules.get("torch.optim"), "Optimizer", None))
     states = [optimizer.state.get(weight, {}) for optimizer in optimizers for weight in weights]
     return [value for state in states for value in state.values()]
 

@@ -8,7 +8,6 @@ rank that made one step more than the others would wait in a collective for ever
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 
 from ..record import describe, loader_clone, other_loaders
 from ..session import session
-from ..wrapping import ByIdentity
+from ..wrapping import ByIdentity, living
 
 MARGIN = 8  # steps between the decision and the beginning: every rank has read it by then
 # Several jobs, or a restarted one, may share a run folder.
@@ -184,10 +183,7 @@ class Watching:
     def _will_train(self) -> bool:
         """An optimizer exists, so its steps are to come. Looked for once: it takes a tenth of a second."""
         if self._has_optimizer is None:
-            base = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
-            self._has_optimizer = base is not None and any(
-                issubclass(type(thing), base) for thing in gc.get_objects()
-            )
+            self._has_optimizer = bool(living(getattr(sys.modules.get("torch.optim"), "Optimizer", None)))
         return self._has_optimizer
 
     def is_due(self, seen: Seen, iterator: Any) -> bool:

@@ -14,7 +14,6 @@ takes no batch for long, the user's code has left it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import os
 import shutil
@@ -28,6 +27,7 @@ from typing import Any
 
 from ..record import opened_files, other_loaders
 from ..session import session
+from ..wrapping import living
 from .kernel import writable_files
 
 WAIT_S = 60.0
@@ -246,8 +246,13 @@ class Ending:
     def _send_workers_home(self) -> None:
         # Those that were shut down have nobody to ask: their queues are closed.
         iterators = [one for one in live_iterators() if not getattr(one, "_shutdown", False)]
+        # torch's SIGCHLD handler raises in the main thread when a worker dies that it still knows.
+        signals = sys.modules.get("torch.utils.data._utils.signal_handling")
         for iterator in iterators:
-            forget_workers(iterator)
+            if signals is not None and getattr(iterator, "_worker_pids_set", False):
+                signals._remove_worker_pids(id(iterator))
+                iterator._worker_pids_set = False
+            iterator._shutdown = True
         within(1.0, lambda: ask_workers_to_leave(iterators), self._scope)
         deadline = time.monotonic() + GRACE_S
         for iterator in iterators:
@@ -259,21 +264,7 @@ def live_iterators() -> list[Any]:
     """Every iterator of this process that has workers."""
     module = sys.modules.get("torch.utils.data.dataloader")
     base = getattr(module, "_BaseDataLoaderIter", None)  # torchdata's with workers derive from this one
-    if base is None:
-        return []
-    # type(), not isinstance(): lazy proxies answer __class__ by running code.
-    return [
-        thing for thing in gc.get_objects() if issubclass(type(thing), base) and hasattr(thing, "_workers")
-    ]
-
-
-def forget_workers(iterator: Any) -> None:
-    """The SIGCHLD handler of torch raises in the main thread when a worker dies that it still knows."""
-    signals = sys.modules.get("torch.utils.data._utils.signal_handling")
-    if signals is not None and getattr(iterator, "_worker_pids_set", False):
-        signals._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
-    iterator._shutdown = True
+    return [iterator for iterator in living(base) if hasattr(iterator, "_workers")]
 
 
 def ask_workers_to_leave(iterators: list[Any]) -> None:

@@ -8,13 +8,12 @@ may be another one than the doctor's; what it does not tell is None.
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
 from .. import layout
 from ..session import Noted, session
-from ..wrapping import name_of
+from ..wrapping import living, name_of
 from .describe import leaves_in, length_of, usual_size
 
 CLASS = "feedrate.Loader"
@@ -144,8 +143,5 @@ def count_samples(batch: Any) -> int:
 
 def close_fetching() -> None:
     """The process ends without its usual exit: let loaders of remote packs remove their temporary folders."""
-    kind = _loader_class()
-    for thing in gc.get_objects() if kind is not None else ():
-        # type(), not isinstance(): lazy proxies answer __class__ by running code.
-        if issubclass(type(thing), kind) and is_fetching(thing):
-            thing.close()
+    for loader in filter(is_fetching, living(_loader_class())):
+        loader.close()
