@@ -36,6 +36,7 @@ class Made:
     gain: float = 2.0
     bare_fetches: int | None = None
     proof_s: float = 0.0
+    epochs: int = 0
     verdict: str = "equal"
     number: int = 0
     pid: int = 500
@@ -50,6 +51,7 @@ class Made:
         main = open_counters(str(folder), self.number)
         main.add("parent", self.pid - main.get("parent"))
         main.add("batches", self.steps)
+        main.add("epochs", self.epochs)
         main.add("busy_ns", self.steps * self.busy * MS)
         main.add("wait_ns", self.steps * self.waits * MS)
         main.add("main_cpu_ns", self.steps * self.busy * MS)
@@ -112,6 +114,14 @@ def test_where_cores_are_the_limit_they_are_shared_by_the_workers_and_the_script
     found = estimate(tmp_path, 25.0, cores=2)
     assert found is not None
     assert found.value == pytest.approx(50.0)
+
+
+def test_the_first_batch_of_each_epoch_is_waited_for_whatever_the_limit_is(tmp_path: Path) -> None:
+    made = Made(workers=8, lazy=400, bare=800, busy=300, waits=0, epochs=5, bare_fetches=0, gain=2.0)
+    made.write(tmp_path)
+    found = estimate(tmp_path, 300.0, cores=64)
+    assert found is not None
+    assert found.value == pytest.approx(302.0)
 
 
 def test_where_the_device_is_the_limit_nothing_was_saved(tmp_path: Path) -> None:

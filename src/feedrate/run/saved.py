@@ -86,10 +86,13 @@ class Seen:
 
         share = self.all["lazy_fetches"] / max(fetches, 1.0)
         factor = take(bare) / take(lazy) if take(lazy) > 0 else 1.0
-        saved = self.seconds * (factor - 1.0) * share
+        # The first batch of an epoch is waited for, whatever the limit is.
+        first = self.main["epochs"] * share
+        saved = self.seconds * (factor - 1.0) * share + first * (bare.wall - lazy.wall)
         # A limit that is not the loader's has no error of the loader's.
         is_loader = take(bare) > busy
-        return saved, self.seconds * factor * error * share if is_loader else 0.0
+        later = self.seconds * factor * error * share if is_loader else 0.0
+        return saved, later + first * bare.wall * error
 
     def _mean(self, way: str) -> Fetch | None:
         count = self.all[f"{way}_fetches"]

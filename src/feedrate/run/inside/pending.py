@@ -15,8 +15,6 @@ from feedrate.arrays import U8
 from feedrate.filters import FILTERS
 from feedrate.kernel import Recipe
 from feedrate.kernel.pillow import Box
-from feedrate.run.inside import counters
-from feedrate.run.inside.counters import Left
 from feedrate.run.inside.selftest import SelfTest
 from feedrate.run.inside.source import Source
 
@@ -63,8 +61,6 @@ class Pending:
                 raise ValueError(f"Pillow does not take {self.size} pixels of mode {self.mode}")
             # Of two threads that come here at once, both go on with the first one's.
             self.core = self.__dict__.setdefault("_first_core", core)
-            if self.recipe != Recipe(self.mode, (0, 0, *self.source.size)):
-                counters.leave(Left.OPERATION)
         return self.core
 
 
