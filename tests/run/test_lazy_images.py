@@ -319,22 +319,26 @@ def test_pixels_that_the_kernel_does_not_make_are_made_by_pillow(
 
 
 @pytest.mark.parametrize(
-    "value",
+    "facts",
     [
-        b"",
-        b"\1" * 14,
-        b"\1\2\0\0\0\0" + bytes(8),
-        b"\2" + bytes(13),
-        bytes(3),
-        b"\1\3\4\0\4\0" + b"\xff" * 30,
+        (1, 3, 200, 150, 900),  # an earlier version
+        (2, 77, 200, 150, 900),  # no such kind
+        (2, 3, 0, 150, 900),
+        (2, 3, 200, 150, 0),
+        (2, 3, 200, 150, 1 << 60),  # behind the file's end
+        (2, 3, 20, 15, 900),  # of another image
     ],
 )
-def test_values_of_a_cache_that_cannot_be_are_not_believed(photo: Path, value: bytes) -> None:
-    cache = MemoryCache()
-    cache.find = lambda *_: value  # type: ignore[method-assign]
-    with lazy_pillow(cache):
-        image = train(Image.open(photo))
-        assert image.tobytes() == train(bare(photo)).tobytes()
+@pytest.mark.parametrize("entries", [b"", b"\xff" * 30])
+def test_values_of_a_cache_that_cannot_be_are_not_believed(
+    photo: Path, facts: tuple[int, ...], entries: bytes
+) -> None:
+    value = source._HEAD.pack(*facts, source._check_ends(photo.read_bytes())) + entries
+    for read in (value, value[:7]):
+        cache = MemoryCache()
+        cache.find = lambda *_, read=read: read  # type: ignore[method-assign]
+        with lazy_pillow(cache):
+            assert train(Image.open(photo)).tobytes() == train(bare(photo)).tobytes()
 
 
 def test_entry_points_that_are_not_of_this_file_are_not_used(photo: Path) -> None:

@@ -141,8 +141,7 @@ def run_job() -> None:
         raise
     told: dict[str, Any] = {}
     if isinstance(outcome, FeedrateError):
-        kind = type(outcome).__name__
-        told: dict[str, Any] = {"error": kind, "message": str(outcome), "hint": outcome.hint}
+        told = {"error": type(outcome).__name__, "message": str(outcome), "hint": outcome.hint}
     else:
         told = {"samples": outcome[0], "seconds": outcome[1]}
     _write_result(tasks[0].target, name, told)

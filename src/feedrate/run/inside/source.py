@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import time
+import zlib
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +21,11 @@ from feedrate.run.inside import counters
 from feedrate.run.inside.counters import Left
 from feedrate.run.inside.selftest import SelfTest
 
-# Version, kind (a place in _SAMPLINGS, or _LEFT), width, height, end of the image; entry points follow.
-_HEAD = struct.Struct("<BBHHQ")
-_VERSION = 1
+# Version, kind (a place in _SAMPLINGS, or _LEFT), width, height, end of the image, a checksum of both ends of
+# the file; entry points follow.
+_HEAD = struct.Struct("<BBHHQI")
+_VERSION = 2
+_ENDS = 4096  # bytes: of a million files, two of one length may well have one checksum
 _SAMPLINGS = ("gray", "4:4:4", "4:2:2", "4:2:0", "4:4:0")
 _LEFT = (Left.DAMAGED, Left.NOT_TAKEN)
 _LEFT_FROM = 128
@@ -115,13 +118,13 @@ def _scan_cached(data: bytes, cache: Entries | None) -> CleanScan | Left:
     began, crc = time.thread_time_ns(), 0
     if cache is not None:
         crc = crc32c(data)
-        found = _unpack(cache.find(len(data), crc), len(data))
+        found = _unpack(cache.find(len(data), crc), data)
         if found is not None:
             counters.take("found")
             return found
     scan = scan_clean(data) or _why_left(data)
     if cache is not None:
-        cache.add(len(data), crc, _pack(scan))
+        cache.add(len(data), crc, _pack(scan, data))
     counters.take("scanned")
     counters.take("scan_ns", time.thread_time_ns() - began)
     return scan
@@ -131,23 +134,28 @@ def _why_left(data: bytes) -> Left:
     return Left.NOT_TAKEN if native.probe(as_bytes(data))[0] == Status.NOT_TAKEN else Left.DAMAGED
 
 
-def _pack(scan: CleanScan | Left) -> bytes:
+def _check_ends(data: bytes) -> int:
+    return zlib.crc32(data[-_ENDS:], zlib.crc32(data[:_ENDS]))
+
+
+def _pack(scan: CleanScan | Left, data: bytes) -> bytes:
+    check = _check_ends(data)
     if isinstance(scan, Left):
-        return _HEAD.pack(_VERSION, _LEFT_FROM + _LEFT.index(scan), 0, 0, 0)
+        return _HEAD.pack(_VERSION, _LEFT_FROM + _LEFT.index(scan), 0, 0, 0, check)
     kind = _SAMPLINGS.index(scan.sampling)
-    return _HEAD.pack(_VERSION, kind, scan.width, scan.height, scan.end) + scan.entries
+    return _HEAD.pack(_VERSION, kind, scan.width, scan.height, scan.end, check) + scan.entries
 
 
-def _unpack(value: Any, length: int) -> CleanScan | Left | None:
+def _unpack(value: Any, data: bytes) -> CleanScan | Left | None:
     """Return what a value of the cache says; None: nothing that can be."""
     if value is None or len(value) < _HEAD.size:
         return None
-    version, kind, width, height, end = _HEAD.unpack_from(value)
-    if version != _VERSION:
+    version, kind, width, height, end, check = _HEAD.unpack_from(value)
+    if version != _VERSION or check != _check_ends(data):
         return None
     if _LEFT_FROM <= kind < _LEFT_FROM + len(_LEFT):
         return _LEFT[kind - _LEFT_FROM]
-    if kind >= len(_SAMPLINGS) or not (width and height and 0 < end <= length):
+    if kind >= len(_SAMPLINGS) or not (width and height and 0 < end <= len(data)):
         return None
     sampling = _SAMPLINGS[kind]
     entries = bytes(memoryview(value)[_HEAD.size :])
