@@ -80,7 +80,12 @@ def warm(
     size_bytes = sum(file.size_bytes for file in files)
     before = measure_residency(paths)
     room, reason = find_room() if limit_bytes is None else (limit_bytes, "as you asked for")
-    fitting = _choose(files, room)
+    fitting: list[_File] = []
+    left = room
+    for file in files:  # the first ones, as far as there is room: of the last one, its beginning
+        if left > 0:
+            fitting.append(_File(file.path, min(file.size_bytes, left)))
+            left -= file.size_bytes
     total = sum(file.size_bytes for file in fitting)
 
     def report(done_bytes: int) -> None:
@@ -149,17 +154,6 @@ def _measure(path: Path, pack: Path) -> int:
         raise PackError(
             f"{path} cannot be read: {error.strerror}", hint=f"feedrate verify {shell_quote(pack)}"
         ) from error
-
-
-def _choose(files: list[_File], room: int) -> list[_File]:
-    """Return the first files, as far as there is room: of the last one, its beginning."""
-    fitting = []
-    for file in files:
-        if room <= 0:
-            break
-        fitting.append(_File(file.path, min(file.size_bytes, room)))
-        room -= file.size_bytes
-    return fitting
 
 
 def find_room(proc: Path = PROC, root: Path = ROOT) -> tuple[int, str]:

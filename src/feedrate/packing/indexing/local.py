@@ -200,9 +200,16 @@ def list_in_place(
     sections: list[Section] = []
 
     def divided() -> Iterator[Record | Rejection]:
+        """Cut the stream of records where the file changes, and where a section is long enough."""
         for record in records:
             if not isinstance(record, Rejection):
-                _add_to(sections, record)
+                home, size_bytes = home_of(record), sum(map(listing.value_bytes, record.values.values()))
+                at = sections[-1] if sections else Section(0, 0, home, 0)
+                is_full = at.last - at.first >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES
+                if not sections or home != at.home or is_full:
+                    at = Section(at.last, at.last, home, 0)
+                    sections.append(at)
+                sections[-1] = Section(at.first, at.last + 1, home, at.source_bytes + size_bytes)
             yield record
 
     with atomic_write(folder / listing.NAME, is_durable=False) as out:
@@ -216,17 +223,6 @@ def list_in_place(
         if settings is not None:
             unfinished.begin(folder, settings, writer.fingerprint())
     return Listed(writer.numbers, fields, sections, rejected, writer.digest())
-
-
-def _add_to(sections: list[Section], record: Record) -> None:
-    """Cut the stream of records where the file changes, and where a section is long enough."""
-    home, size_bytes = home_of(record), sum(map(listing.value_bytes, record.values.values()))
-    at = sections[-1] if sections else Section(0, 0, home, 0)
-    is_full = at.last - at.first >= _MOST_SAMPLES or at.source_bytes >= _MOST_BYTES
-    if not sections or home != at.home or is_full:
-        at = Section(at.last, at.last, home, 0)
-        sections.append(at)
-    sections[-1] = Section(at.first, at.last + 1, home, at.source_bytes + size_bytes)
 
 
 def nothing_to_index(root: str, rejected: Sequence[Rejection]) -> SourceError:

@@ -186,17 +186,6 @@ def _refuse_change(source: Place, file: PlacedFile) -> None:
         raise StorageError(f"{address} changed while it was indexed", hint="run the same command again")
 
 
-def _digest_shards(shards: Shards, bytes_per_entry: int) -> str:
-    """Return a digest of what decides an index of remote shards: it must be the same to go on with it."""
-    known = {
-        "root": shards.root,
-        "files": [(os.fsdecode(f.path), f.size_bytes, f.mtime_ns) for f in shards.files],
-        "fields": [str(one) for one in shards.chosen.items()],
-        **dump_entries(bytes_per_entry),
-    }
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
-
-
 def unite_fields(surveys: Sequence[Survey]) -> Fields:
     """Return the fields of all shards: numbers and classes of all, without what one of them leaves out.
 
@@ -281,7 +270,15 @@ def index_remote(
     with unfinished.own_folder(folder):
         local.check_indexed(folder, source)
         shards = find_shards(source, options)
-        digest, settings = _digest_shards(shards, bytes_per_entry), local.make_settings(bytes_per_entry)
+        settings = local.make_settings(bytes_per_entry)
+        # What decides an index of remote shards: it must be the same to go on with it.
+        known = {
+            "root": shards.root,
+            "files": [(os.fsdecode(f.path), f.size_bytes, f.mtime_ns) for f in shards.files],
+            "fields": [str(one) for one in shards.chosen.items()],
+            **dump_entries(bytes_per_entry),
+        }
+        digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         remove_temporaries(folder)
         size_bytes = sum(file.size_bytes for file in shards.files)
         fingerprint = {"files": len(shards.files), "bytes": size_bytes, "digest": digest}
@@ -312,11 +309,11 @@ def index_remote(
         result = local.conclude(folder, fields, done, rejected, {**settings, "plan": plan})
         unfinished.finish(folder)
     todo = {task.number for task in missing}
-    known = (one for task, one in zip(tasks, found, strict=True) if task.number not in todo)
+    kept = (one for task, one in zip(tasks, found, strict=True) if task.number not in todo)
     ignored = sum((Counter(one.ignored) for one in found), Counter[str]())
     return dataclasses.replace(
         result,
-        resumed_parts=sum(len(one.checksums) for one in known),
+        resumed_parts=sum(len(one.checksums) for one in kept),
         left_out={name: why for one in found for name, why in one.left_out.items()},
         ignored=dict(sorted(ignored.items())),
     )
