@@ -117,6 +117,17 @@ def test_settings_that_change_are_seen(steps: Any, photo: Path) -> None:
     assert first != second
 
 
+def test_settings_that_are_drawn_anew_are_not_learnt_for_ever(
+    steps: Any, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_MOST_TABLES", 3)
+    for number in range(1, 6):
+        compose = steps.Compose([steps.ToTensor(), steps.Normalize((number / 10,), (0.5,))])
+        lazily, bare = both_ways(lambda made=compose: facts(made(Image.open(photo))))
+        assert lazily == bare
+    assert len(tail._tables) == 3
+
+
 def test_settings_that_are_no_numbers_are_left_to_the_script(steps: Any, photo: Path) -> None:
     compose = steps.Compose([steps.ToTensor(), steps.Normalize(torch.tensor(MEAN), torch.tensor(STD))])
     lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))

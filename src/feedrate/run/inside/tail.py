@@ -39,6 +39,7 @@ _FOLLOW: dict[tuple[str, str], tuple[str, ...]] = {
 }  # fmt: skip
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODES = ("RGB", "L")
+_MOST_TABLES = 64  # settings that are drawn anew for every image are not worth learning
 _RAMPS = ((16, 17), (259, 3))  # width and height
 
 
@@ -89,9 +90,9 @@ def _make_tensor(image: Any, steps: Sequence[Any], at: int) -> tuple[Any, int] |
             return None
         run, key = _read_run(steps, at)
         key = (image.mode, *key)
-        if key not in _tables:
+        if key not in _tables and len(_tables) < _MOST_TABLES:
             _tables[key] = _learn(run, image.mode)
-        table = _tables[key]
+        table = _tables.get(key)
     except Exception:  # of settings of any kind: the script's steps meet them
         return None
     pixels = _read_pixels(image) if table else None
