@@ -139,6 +139,7 @@ def run_job() -> None:
     except Exception as error:
         _write_result(tasks[0].target, name, {"lost": f"{type(error).__name__}: {error}"})
         raise
+    told: dict[str, Any]
     if isinstance(outcome, FeedrateError):
         told = {"error": type(outcome).__name__, "message": str(outcome), "hint": outcome.hint}
     else:
