@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.run_scripts import PHOTOS, Ended, make_photos, run_both
+from support.run_scripts import PHOTOS, TRAINING, Ended, make_photos, read_losses, run_both
 
 COUNT = 16
 # The loaders of a script, each with a dataset class of its own, so that each is proved.
@@ -60,40 +60,6 @@ if __name__ == "__main__":
     )
     print(json.dumps(made))
 """
-# What is trained, by one process or by ranks.
-TRAINING = """
-import torch.distributed as dist
-from torch import nn
-from torch.utils.data.distributed import DistributedSampler
-
-if __name__ == "__main__":
-    seed(2)
-    torch.use_deterministic_algorithms(True)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(8, 2),
-    )
-    photos, sampler = Photos(), None
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-        model = nn.parallel.DistributedDataParallel(model)
-        sampler = DistributedSampler(photos)
-        random.seed(dist.get_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    loader = DataLoader(photos, batch_size=4, shuffle=sampler is None, sampler=sampler)
-    losses = []
-    while len(losses) < int(sys.argv[1]):
-        for images, labels in loader:
-            loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item().hex())
-    with open(f"losses-{os.environ.get('RANK', 0)}-{'feedrate_run' in sys.modules}", "w") as file:
-        json.dump(losses, file)
-    if sampler is not None:
-        dist.destroy_process_group()
-"""
 # Images that the kernel makes: all of two epochs, but for one fetch where a process has three of them.
 TAKEN = {
     "Photos": 28, "Bicubic": 28, "Bytes": 28, "Opened": 28, "Archive": 28, "Workers": 32, "Persistent": 28,
@@ -137,30 +103,11 @@ def test_files_of_a_kind_of_their_own_are_left_and_that_is_said(batches: tuple[E
     assert f"(Members, no workers) runs bare: {why}\n" in batches[1].stderr
 
 
-def _read_losses(tmp: Path, rank: int, is_under: bool) -> list[str]:
-    losses: list[str] = json.loads((tmp / f"losses-{rank}-{is_under}").read_text())
-    return losses
-
-
 def test_losses_of_fifty_steps_are_the_bare_runs(tmp_path: Path) -> None:
     make_photos(tmp_path / "photos", COUNT)
     bare, under = run_both(tmp_path, PHOTOS + TRAINING, "50")
     assert (bare.code, bare.stderr, under.code) == (0, "", 0)
-    losses = _read_losses(tmp_path, 0, True)
+    losses = read_losses(tmp_path, 0, True)
     assert len(losses) >= 50
-    assert losses == _read_losses(tmp_path, 0, False)
+    assert losses == read_losses(tmp_path, 0, False)
     assert under.loader("Photos")["images"] == 4 * (len(losses) - 1)
-
-
-def test_losses_of_two_ranks_are_the_bare_runs(tmp_path: Path) -> None:
-    make_photos(tmp_path / "photos", COUNT)
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
-    bare, under = run_both(tmp_path, PHOTOS + TRAINING, "4", launcher=launcher)
-    assert (bare.code, under.code) == (0, 0), under.stderr
-    for rank in range(2):
-        losses = _read_losses(tmp_path, rank, True)
-        assert losses == _read_losses(tmp_path, rank, False)
-    assert under.report["ranks"] == 2
-    # Of both ranks' third fetch.
-    assert under.loader("Photos")["images"] == 2 * 4 * (len(losses) - 1)
-    assert under.stderr.count("feedrate run: loader 0 (Photos, 16 samples") == 1

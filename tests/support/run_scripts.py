@@ -158,10 +158,11 @@ def start_command(
     is_under: bool,
     options: Sequence[str] = (),
     launcher: Sequence[str] = (),
+    has_group: bool = False,
 ) -> subprocess.Popen[str]:
     """Start a Python script as users do: bare, or under `feedrate run` with these options.
 
-    `launcher`: modules and words before the script.
+    `launcher`: modules and words before the script; `has_group`: it heads a process group of its own.
     """
     command = [sys.executable, *launcher, str(script), *words]
     if is_under:
@@ -171,9 +172,11 @@ def start_command(
         command,
         env=environment(None, XDG_CACHE_HOME=str(tmp / "cache")),
         cwd=tmp,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=has_group,
     )
 
 
@@ -242,6 +245,40 @@ def epochs(loader, count=2):
                 digest.update(part.numpy().tobytes() + repr(part.stride()).encode())
     return digest.hexdigest()
 """
+# What is trained, by one process or by ranks.
+TRAINING = """
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data.distributed import DistributedSampler
+
+if __name__ == "__main__":
+    seed(2)
+    torch.use_deterministic_algorithms(True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 8, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 2),
+    )
+    photos, sampler = Photos(), None
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+        sampler = DistributedSampler(photos)
+        random.seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(photos, batch_size=4, shuffle=sampler is None, sampler=sampler)
+    losses = []
+    while len(losses) < int(sys.argv[1]):
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+    with open(f"losses-{os.environ.get('RANK', 0)}-{'feedrate_run' in sys.modules}", "w") as file:
+        json.dump(losses, file)
+    if sampler is not None:
+        dist.destroy_process_group()
+"""
 
 
 def make_photos(folder: Path, count: int = 16) -> None:
@@ -252,3 +289,9 @@ def make_photos(folder: Path, count: int = 16) -> None:
             options["restart_marker_blocks"] = 7
         mode = "L" if number == 9 else "RGB"
         save_image(folder / f"{number:03}.jpg", number, width=800, height=600, mode=mode, **options)
+
+
+def read_losses(tmp: Path, rank: int, is_under: bool) -> list[str]:
+    """Return the losses that a rank of TRAINING wrote down, bare or under run."""
+    losses: list[str] = json.loads((tmp / f"losses-{rank}-{is_under}").read_text())
+    return losses
