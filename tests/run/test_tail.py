@@ -128,11 +128,24 @@ def test_settings_that_are_drawn_anew_are_not_learnt_for_ever(
     assert len(tail._tables) == 3
 
 
-def test_settings_that_are_no_numbers_are_left_to_the_script(steps: Any, photo: Path) -> None:
-    compose = steps.Compose([steps.ToTensor(), steps.Normalize(torch.tensor(MEAN), torch.tensor(STD))])
+def test_settings_may_stand_in_tensors(steps: Any, photo: Path) -> None:
+    normalize = steps.Normalize(torch.tensor(MEAN), torch.tensor(STD))
+    compose = steps.Compose([steps.ToTensor(), normalize])
+    for _ in range(2):
+        lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))
+        assert lazily == bare
+        normalize.mean += 0.1
+    assert [length for _, length in tail._tables.values()] == [2, 2]
+
+
+@pytest.mark.parametrize("mean", [np.array(MEAN), torch.tensor(MEAN).view(3, 1, 1), 0.5])
+def test_a_step_with_settings_of_another_kind_is_left_to_the_script(
+    steps: Any, photo: Path, mean: Any
+) -> None:
+    compose = steps.Compose([steps.ToTensor(), steps.Normalize(mean, STD)])
     lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))
     assert lazily == bare
-    assert tail._tables == {}
+    assert [length for _, length in tail._tables.values()] == [1]
 
 
 def test_a_step_that_looks_at_the_whole_image_is_no_table(
@@ -142,7 +155,7 @@ def test_a_step_that_looks_at_the_whole_image_is_no_table(
     compose = steps.Compose([steps.ToTensor(), steps.Normalize(MEAN, STD)])
     lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))
     assert lazily == bare
-    assert list(tail._tables.values()) == [None]
+    assert [length for _, length in tail._tables.values()] == [1]
 
 
 def test_other_numbers_than_32_bit_are_left_to_the_script(
@@ -275,5 +288,6 @@ def test_the_second_transforms_make_their_own_class_of_tensor(
             compose = second.Compose(pipeline)
             lazily, bare = both_ways(lambda made=compose: facts(made(Image.open(photo).convert("RGB"))))
             assert lazily == bare
-    kinds = [table and table.kind for table in tail._tables.values()]
-    assert kinds == [second.TensorImage] * 3 + [torch.Tensor, None]
+    found = [(table.kind, length) for table, length in tail._tables.values() if table]
+    own = second.TensorImage
+    assert found == [(own, 1), (own, 2), (own, 3), (torch.Tensor, 3), (own, 1)]

@@ -8,6 +8,7 @@ else than such a table, they do their work themselves. Images that Pillow holds 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class _Table(NamedTuple):
     kind: Any  # the tensor's class
 
 
-_tables: dict[Any, _Table | None] = {}
+_tables: dict[Any, tuple[_Table | None, int]] = {}  # and of how many steps it is
 
 
 def install(module: Any) -> str:
@@ -91,12 +92,12 @@ def _make_tensor(image: Any, steps: Sequence[Any], at: int) -> tuple[Any, int] |
         run, key = _read_run(steps, at)
         key = (image.mode, *key)
         if key not in _tables and len(_tables) < _MOST_TABLES:
-            _tables[key] = _learn(run, image.mode)
-        table = _tables.get(key)
+            _tables[key] = _learn_longest(run, image.mode)
+        table, length = _tables.get(key, (None, 0))
     except Exception:  # of settings of any kind: the script's steps meet them
         return None
     pixels = _read_pixels(image) if table else None
-    return None if table is None or pixels is None else (_apply(table, pixels), at + len(run))
+    return None if table is None or pixels is None else (_apply(table, pixels), at + length)
 
 
 def _read_pixels(image: Any) -> U8 | None:
@@ -146,19 +147,34 @@ def _read_run(steps: Sequence[Any], at: int) -> tuple[list[Any], tuple[Any, ...]
         names = _FOLLOW.get(_name(step))
         if names is None or not _is_as_published(step):
             break
+        settings = [_read_setting(getattr(step, name)) for name in names]
+        if None in settings:
+            break
         run.append(step)
-        key += [type(step), *(_read_setting(getattr(step, name)) for name in names)]
+        key += [type(step), *settings]
     return run, tuple(key)
 
 
 def _read_setting(value: Any) -> Any:
+    """Return a setting as a value that a table is looked up by; None: of some other kind."""
     import torch
 
     if isinstance(value, (bool, torch.dtype)):
         return value
-    if type(value) in (list, tuple) and all(isinstance(one, (int, float)) for one in value):
-        return tuple(value)
-    raise ValueError(f"a table cannot be looked up by {value!r}")
+    if type(value) is torch.Tensor and value.device.type == "cpu" and value.ndim == 1:
+        return value.dtype, tuple(value.tolist())
+    is_row = type(value) in (list, tuple) and all(isinstance(one, (int, float)) for one in value)
+    return tuple(value) if is_row else None
+
+
+def _learn_longest(run: Sequence[Any], mode: str) -> tuple[_Table | None, int]:
+    """Return a table of as many of the steps as are one together, and how many those are."""
+    for length in range(len(run), 0, -1):
+        with contextlib.suppress(Exception):  # the step meets the same with the script's image
+            table = _learn(run[:length], mode)
+            if table is not None:
+                return table, length
+    return None, 0
 
 
 def _learn(run: Sequence[Any], mode: str) -> _Table | None:
