@@ -48,11 +48,11 @@ def begin() -> None:
     watch: Any = importlib.import_module("feedrate_imports").watch
 
     def begin_loaders(module: Any) -> None:
-        problem = _find_problem(settings)
-        if problem:
-            note(folder, {"kind": "bare", "why": problem})
-            return
         try:
+            problem = _find_problem(settings)
+            if problem:
+                note(folder, {"kind": "bare", "why": problem})
+                return
             loaders = importlib.import_module("feedrate.run.inside.loaders")
             loaders.install(module, folder, settings, watch)
         except Exception as error:
@@ -70,7 +70,11 @@ def _find_problem(settings: dict[str, Any]) -> str:
     if have != wanted:
         return f"its Python is {have}, and feedrate was installed for {wanted}"
     if not any(isinstance(finder, FeedrateFinder) for finder in sys.meta_path):
-        sys.meta_path.append(FeedrateFinder(settings["package"], settings["native"]))
+        finder = FeedrateFinder(settings["package"], settings["native"])
+        found = importlib.util.find_spec("feedrate")
+        # A folder of that name beside the script, a clone of ours perhaps, is no package, but found as one.
+        is_folder = found is not None and found.origin is None
+        sys.meta_path.insert(0 if is_folder else len(sys.meta_path), finder)
     found = importlib.util.find_spec("feedrate")
     origin = os.path.dirname(str(getattr(found, "origin", "")))
     if os.path.realpath(origin) != os.path.realpath(settings["package"]):
