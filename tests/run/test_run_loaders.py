@@ -15,6 +15,8 @@ from support.run_scripts import PREAMBLE, Ran, end_script, make_run_folder, star
 # Each loader has a dataset class of its own, so that each is proved. Forty samples are ten fetches; of the
 # first worker's, or of the training process's, one is made bare.
 WAYS = """
+import threading
+
 class Plain(Quick): pass
 class Workers(Quick): pass
 class Persistent(Quick): pass
@@ -34,12 +36,44 @@ class Warns(Quick):
 class Anew(Quick):
     def transform(self): pass
 
+class Step: pass
+class Changed(Quick): transform = None
+
+def changing():
+    changed, made = Changed(), []
+    for epoch in range(3):
+        changed.transform = changed.transform if epoch == 1 else Step()
+        made.append(epochs(loader(changed), 1))
+    return made
+
 class Outer(Quick):
     def draw(self, index):
         return sum(float(part.sum()) for batch in DataLoader(Inner(4), batch_size=2) for part in batch)
     def __getitem__(self, index): return torch.tensor([self.draw(index)])
 
 class OuterWorkers(Outer): pass
+
+class Turns(Quick):
+    barrier = None
+    def draw(self, index):
+        if self.barrier: self.barrier.wait()
+        return index
+
+class Held(Turns):
+    samples = Differs.samples
+    def draw(self, index): return super().draw(index) + (are_recipes() and index == 5)
+
+def at_once():
+    # Two threads take turns with samples: of one loader with recipes, of another one that runs bare.
+    loaders = [DataLoader(kind(), batch_size=4) for kind in (Held, Turns)]
+    made = {type(one.dataset).__name__: list(map(repr, one)) for one in loaders}
+    barrier = threading.Barrier(2)
+    for one in loaders: one.dataset.barrier = barrier
+    def go(one): made[type(one.dataset).__name__] += list(map(repr, one))
+    threads = [threading.Thread(target=go, args=(one,)) for one in loaders]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return made
 
 class Stream(IterableDataset):
     def __iter__(self):
@@ -60,10 +94,12 @@ if __name__ == "__main__":
         "Served": epochs(loader(Served(), num_workers=1, multiprocessing_context="forkserver"), 1),
         "Differs": epochs(loader(Differs())),
         "Anew": [epochs(loader(Anew()), 1) for epoch in range(3)],
+        "Changed": changing(),
         "Warns": epochs(loader(Warns(), pin_memory=True)),
         "Outer": epochs(loader(Outer(8))),
         "OuterWorkers": epochs(loader(OuterWorkers(8), num_workers=2)),
         "Stream": epochs(loader(Stream())),
+        "Held": at_once(),
     }
     print(json.dumps(made))
 """
@@ -98,8 +134,8 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
 
 
 ALL = (
-    "Plain", "Workers", "Persistent", "Spawned", "Served", "Differs", "Anew", "Warns", "Outer",
-    "OuterWorkers", "Stream",
+    "Plain", "Workers", "Persistent", "Spawned", "Served", "Differs", "Anew", "Changed", "Warns", "Outer",
+    "OuterWorkers", "Stream", "Held",
 )  # fmt: skip
 
 
@@ -113,7 +149,7 @@ def test_batches_and_random_states_are_the_bare_runs(ways: tuple[Ran, Ran], name
     ("name", "epochs", "length"),
     [
         ("Plain", 2, 40), ("Workers", 2, 40), ("Persistent", 2, 40), ("Spawned", 1, 40), ("Served", 1, 40),
-        ("Anew", 3, 40), ("Stream", 2, 20),
+        ("Anew", 3, 40), ("Changed", 3, 40), ("Stream", 2, 20),
     ],
 )  # fmt: skip
 def test_all_fetches_but_one_are_made_with_recipes(
@@ -134,7 +170,7 @@ def test_a_loader_that_differs_runs_bare_and_the_others_do_not(ways: tuple[Ran, 
 
 def test_each_loader_is_told_once(ways: tuple[Ran, Ran]) -> None:
     said = ways[1].said
-    assert len(said) == len(ALL)
+    assert len(said) == len(ALL) + 1  # Held, and Turns beside it
     assert said[0].startswith(
         "feedrate run: loader 0 (Plain, 40 samples, no workers): 40 samples made both ways are equal; "
     )
@@ -143,7 +179,7 @@ def test_each_loader_is_told_once(ways: tuple[Ran, Ran]) -> None:
         "feedrate run: loader 5 (Differs, 40 samples, no workers) runs bare: samples differ from the bare "
         "run's: sample 5 (/data/\\x1b[31m5.jpg)"
     )
-    assert said[10].startswith("feedrate run: loader 10 (Stream, no workers): ")
+    assert said[11].startswith("feedrate run: loader 11 (Stream, no workers): ")
 
 
 def test_warnings_name_the_lines_that_they_name_in_a_bare_run(ways: tuple[Ran, Ran]) -> None:
@@ -155,10 +191,12 @@ def test_warnings_name_the_lines_that_they_name_in_a_bare_run(ways: tuple[Ran, R
     assert under == bare
 
 
-def test_a_loader_that_is_made_anew_is_proved_again_but_shortly(ways: tuple[Ran, Ran]) -> None:
-    run = ways[1]
-    number = run.loader("Anew").number
-    assert [fact["loader"] for fact in run.of_kind("proof")] == [number] * 2
+@pytest.mark.parametrize(("name", "proofs"), [("Plain", 0), ("Anew", 2), ("Changed", 1)])
+def test_a_loader_that_is_made_anew_or_changed_is_proved_again_but_shortly(
+    ways: tuple[Ran, Ran], name: str, proofs: int
+) -> None:
+    number = ways[1].loader(name).number
+    assert [fact["loader"] for fact in ways[1].of_kind("proof")].count(number) == proofs
 
 
 @pytest.mark.parametrize("name", ["Outer", "OuterWorkers"])

@@ -85,30 +85,42 @@ class Taken:
         return batch
 
 
+class _Thread(threading.local):
+    """What a thread does at this moment: other threads may iterate over loaders that run bare."""
+
+    running: Taken | None = None
+    is_fetching = False
+
+
 class Loaders:
     """All loaders of this process, or what a worker fetches for."""
 
     def __init__(self, folder: str, settings: dict[str, Any], watch: Any) -> None:
         self._folder, self._settings, self._watch = folder, settings, watch
-        self._by_dataset: dict[int, tuple[Any, Taken]] = {}
+        self._by_dataset: dict[int, tuple[Any, Any, Taken]] = {}
         self._by_kind: dict[tuple[str, ...], Taken] = {}
         self._count = 0
         self._problem: str | None = None
-        self.running: Taken | None = None
         self._mine: Taken | None = None
         self._is_asked = False
-        self.fetching = threading.local()
+        self._lock = threading.Lock()
+        self.here = _Thread()
 
     def is_part(self) -> bool:
         """Return whether a loader that begins now is part of a sample or of a proof."""
         info = sys.modules["torch"].utils.data.get_worker_info()
-        return info is not None or switch.is_proof or hasattr(self.fetching, "is_on")
+        return info is not None or switch.is_proof or self.here.is_fetching
 
     def prepare(self, loader: Any) -> Taken:
         """Return how a loader fetches, proved where it is new; called before its iterator is made."""
-        kind = _describe_kind(loader)
-        reference, known = self._by_dataset.get(id(loader.dataset), (lambda: None, None))
-        if known is not None and reference() is loader.dataset and self._by_kind.get(kind) is known:
+        with self._lock:
+            return self._prepare(loader)
+
+    def _prepare(self, loader: Any) -> Taken:
+        kind, transform = _describe_kind(loader), getattr(loader.dataset, "transform", None)
+        reference, its_transform, known = self._by_dataset.get(id(loader.dataset), (lambda: None, None, None))
+        is_same = reference() is loader.dataset and its_transform is transform
+        if known is not None and is_same and self._by_kind.get(kind) is known:
             return known
         before = self._by_kind.get(kind)
         if before is None or (before.is_on and not self._is_still_good(before, loader)):
@@ -117,7 +129,7 @@ class Loaders:
             taken = before
         self._by_kind[kind] = taken
         with contextlib.suppress(TypeError):  # no weak references to it
-            self._by_dataset[id(loader.dataset)] = weakref.ref(loader.dataset), taken
+            self._by_dataset[id(loader.dataset)] = weakref.ref(loader.dataset), transform, taken
         return taken
 
     def _is_still_good(self, taken: Taken, loader: Any) -> bool:
@@ -192,11 +204,11 @@ class Loaders:
     def after_fork(self) -> None:
         switch.is_on = False
         counters.current = counters.open_counters("", 0)
-        self.running = self._mine = None
-        self._is_asked = False
+        self._mine, self._is_asked = None, False
         # A process that goes on training has loaders, and files of numbers, of its own.
         self._by_dataset, self._by_kind, self._count = {}, {}, 0
-        self.fetching = threading.local()
+        self._lock = threading.Lock()  # another thread may have held it
+        self.here = _Thread()
 
     def note(self, fact: dict[str, Any]) -> None:
         importlib.import_module("feedrate_run").note(self._folder, fact)
@@ -234,27 +246,29 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
             taken: Taken | None = getattr(self, "_feedrate", None)
             if taken is None:
                 return original(self)
-            outer, loaders.running = loaders.running, taken
+            here = loaders.here
+            outer, here.running = here.running, taken
             try:
                 return taken.next(original, self)
             finally:
-                loaders.running = outer
+                here.running = outer
 
         return __next__
 
     def make(original: Any) -> Any:
         def fetch(self: Any, possibly_batched_index: Any) -> Any:
-            if hasattr(loaders.fetching, "is_on"):
+            here = loaders.here
+            if here.is_fetching:
                 return original(self, possibly_batched_index)
             is_main = module._utils.worker._worker_info is None
-            taken = loaders.running if is_main else loaders.in_worker()
-            loaders.fetching.is_on = True
+            taken = here.running if is_main else loaders.in_worker()
+            here.is_fetching = True
             try:
                 if taken is None or not taken.is_on:
                     return original(self, possibly_batched_index)
                 return taken.fetch(original, self, possibly_batched_index)
             finally:
-                del loaders.fetching.is_on
+                here.is_fetching = False
 
         return fetch
 
