@@ -21,7 +21,7 @@ from feedrate.run.results import LoaderReport
 Fact = dict[str, Any]
 _Rank = tuple[str, int]  # node, process
 _FEW = 3  # bare fetches: with fewer the proof's gain stands in
-_PROOF_ERROR, _LEAST_ERROR = 0.15, 0.05  # of a fetch, relative
+_PROOF_ERROR, _LEAST_ERROR = 0.15, 0.08  # of a fetch, relative
 
 
 def read_facts(folder: Path) -> list[Fact]:
@@ -85,13 +85,14 @@ class Seen:
             return max(busy, of_workers, of_cores)
 
         share = self.all["lazy_fetches"] / max(fetches, 1.0)
-        factor = take(bare) / take(lazy) if take(lazy) > 0 else 1.0
+        # What a step took beyond the limits that are known here, it would have taken, too.
+        step, limit = self.seconds / steps, take(lazy)
+        longer = max(take(bare) - max(step, limit), 0.0) if bare.wall > lazy.wall else take(bare) - limit
         # The first batch of an epoch is waited for, whatever the limit is.
         first = self.main["epochs"] * share
-        saved = self.seconds * (factor - 1.0) * share + first * (bare.wall - lazy.wall)
+        saved = steps * longer * share + first * (bare.wall - lazy.wall)
         # A limit that is not the loader's has no error of the loader's.
-        is_loader = take(bare) > busy
-        later = self.seconds * factor * error * share if is_loader else 0.0
+        later = steps * take(bare) * error * share if take(bare) > busy else 0.0
         return saved, later + first * bare.wall * error
 
     def _mean(self, way: str) -> Fetch | None:
