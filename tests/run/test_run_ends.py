@@ -35,6 +35,7 @@ def show(dataset):
         traceback.print_exc(file=sys.stdout)
 
 if __name__ == "__main__":
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.1  # seconds that a worker has to end in
     seed(3)
     for dataset in (Fails(), Torn()):
         show(dataset)
