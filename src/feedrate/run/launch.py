@@ -35,7 +35,7 @@ from feedrate.run.results import RunReport
 from feedrate.run.saved import Fact, estimate_bare, read_facts, report_loaders
 
 HOOK = Hook("run", VARIABLE, Path(hook.__file__).resolve().parent)
-_MERGE_S = 5.0
+_MERGE_S, _MERGE_PART, _MERGE_SELDOM_S = 1.0, 20, 60.0  # short epochs have their entry points soon
 _SWITCHED_OFF = f"{VARIABLE}={OFF} is set"
 _NOT_REACHED = (
     "none of its processes was a Python that can be reached: python -I and -E shut others' code out, and a "
@@ -118,17 +118,18 @@ def _wait(
     try:
         with Signals() as signals:
             child = Child(command, environment)
-            merging, due = threading.Thread(), time.monotonic() + _MERGE_S
+            merging, began, due = threading.Thread(), time.monotonic(), 0.0
             try:
                 while not child.has_ended():
                     for number in signals.wait():
                         if not witness.saw(number):
                             child.send(number)
-                    if cache is not None and time.monotonic() > due and not merging.is_alive():
+                    running = time.monotonic() - began
+                    if cache is not None and running > due and not merging.is_alive():
                         # Beside: it may take seconds, and signals do not wait for it.
                         merging = threading.Thread(target=merge_some, args=[cache])
                         merging.start()
-                        due = time.monotonic() + _MERGE_S
+                        due = running + min(max(running / _MERGE_PART, _MERGE_S), _MERGE_SELDOM_S)
             except BaseException:
                 child.send(signal.SIGTERM)
                 raise

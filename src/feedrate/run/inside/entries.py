@@ -125,6 +125,7 @@ class Entries:
         """In a child: what waits, and the journal, are its parent's."""
         self._journal.leave()
         self._journal, self._is_announced = _Journal(), False
+        self._finds = -1  # there may be a newer file
 
     def _look(self) -> None:
         """Take the newest file. Its maker has read this process's journal, so that a new one begins."""
