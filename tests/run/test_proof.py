@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from feedrate.run.inside import counters, switch
+from feedrate.run.inside import apart, counters, switch
 from feedrate.run.inside.counters import Left
 from feedrate.run.inside.proof import SAMPLES, Verdict, _digest, prove
 from support.fake_gains import Either, Gains
@@ -328,6 +328,57 @@ def test_what_samples_write_to_a_file_of_the_script_is_not_written(tmp_path: Pat
         print("begun", file=file, flush=True)
         assert prove(DataLoader(Logs(16), batch_size=16)).verdict is Verdict.EQUAL
     assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_memory_that_processes_share_is_read_and_stays_as_it_was(tmp_path: Path) -> None:
+    class Counts(Gains):
+        value = torch.multiprocessing.Value("i", 5)  # with a lock that processes share
+        cache = torch.full((16,), 7).share_memory_()
+        file = np.memmap(tmp_path / "mapped", np.uint8, "w+", shape=(16,))
+
+        def make_sample(self, index: int) -> Any:
+            self.value.value += 1
+            self.cache[index] += index
+            self.file[index] += index
+            return self.value.value, int(self.cache[index]), int(self.file[index])
+
+    counts = Counts(16)
+    assert prove(DataLoader(counts, batch_size=16)).verdict is Verdict.EQUAL
+    assert counts.value.value == 5
+    assert set(counts.cache.tolist()) == {7}
+    assert not counts.file.any()
+    counts.value.get_lock().acquire(block=False)
+    assert counts[3] == (6, 10, 3)
+
+
+def test_a_process_that_is_killed_with_a_lock_leaves_it_free() -> None:
+    class Dies(Gains):
+        lock = torch.multiprocessing.Lock()
+
+        def make_sample(self, _: int) -> Any:
+            self.lock.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    dies = Dies(16)
+    assert prove(DataLoader(dies, batch_size=16)).verdict is Verdict.NOTHING_MADE
+    assert dies.lock.acquire(block=False)
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_much_shared_memory_may_only_be_read(is_written: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Caches(Gains):
+        cache = torch.full((1 << 16,), 7).share_memory_()
+
+        def make_sample(self, index: int) -> Any:
+            if is_written:
+                self.cache[index] = index
+            return int(self.cache[index])
+
+    monkeypatch.setattr(apart, "LARGEST", 1 << 12)
+    caches = Caches(16)
+    verdict = prove(DataLoader(caches, batch_size=16)).verdict
+    assert verdict is (Verdict.NOTHING_MADE if is_written else Verdict.EQUAL)
+    assert set(caches.cache.tolist()) == {7}
 
 
 def test_every_verdict_has_its_words() -> None:

@@ -2,22 +2,19 @@
 """Proves a loader before it is taken: two forked children make the same samples, one of them with recipes.
 
 Each child has the process's random state, counters and generators as they are at this moment, and takes them
-with it when it ends. Nothing of the script's own process changes: files that it has open, whose offsets a
-fork would share, are opened anew in the child.
+with it when it ends. Nothing of the script's own process changes (apart.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import hashlib
 import json
 import os
 import pickle
 import select
 import signal
-import stat
 import sys
 import time
 import warnings
@@ -26,13 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feedrate.run.inside import counters, switch
+from feedrate.run.inside.apart import take_apart
 
 SAMPLES, SECONDS = 64, 2.0
 LEAST_GAIN = 1.05
 _CHUNK = 16  # samples that are collated at a time
 _GRACE_S = 10.0  # beyond its time, for a sample that takes long
 _DEEPEST = 20  # of objects within objects
-_ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 
 
 class Verdict(str, enum.Enum):
@@ -234,7 +231,7 @@ def _parse(text: bytes) -> _Made:
 def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> None:
     """Make samples in a child, unheard, and write what they are."""
     switch.is_proof = True
-    _open_files_anew()
+    take_apart()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -265,28 +262,6 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
         if time.monotonic() > until:
             break
     os.write(write, b'{"end": true}\n')
-
-
-def _open_files_anew() -> None:
-    """Give this process offsets of its own, and no way to write to what the script writes to."""
-    with contextlib.suppress(OSError):
-        for number in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(os.fstat(number).st_mode):
-                    _open_anew(number)
-
-
-def _open_anew(number: int) -> None:
-    flags, offset = fcntl.fcntl(number, fcntl.F_GETFL), os.lseek(number, 0, os.SEEK_CUR)
-    try:
-        if flags & _ACCESS == os.O_WRONLY:
-            raise PermissionError
-        own = os.open(f"/proc/self/fd/{number}", flags & ~os.O_NOFOLLOW)  # this one is a link
-        os.lseek(own, offset, os.SEEK_SET)
-    except OSError:
-        own = os.open(os.devnull, os.O_RDWR)  # rather a sample that fails than one of the script's
-    os.dup2(own, number)
-    os.close(own)
 
 
 def _as_list(asked: Any, size: int) -> list[Any]:
