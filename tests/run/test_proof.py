@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import os
 import random
 import signal
+import socket
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from feedrate.run.inside import apart, counters, switch
 from feedrate.run.inside.counters import Left
-from feedrate.run.inside.proof import SAMPLES, Verdict, _digest, prove
+from feedrate.run.inside.proof import SAMPLES, Verdict, _digest, explain, prove
 from support.fake_gains import Either, Gains
 
 Box = namedtuple("Box", "left top")
@@ -262,7 +264,9 @@ def test_a_dataset_that_always_fails_proves_nothing() -> None:
         def make_sample(self, _: int) -> Any:
             raise ValueError("no sample")
 
-    assert prove(DataLoader(Fails(4), batch_size=4)).verdict is Verdict.NOTHING_MADE
+    proof = prove(DataLoader(Fails(4), batch_size=4))
+    assert proof.verdict is Verdict.NOTHING_MADE
+    assert explain(proof.verdict, proof.sample, {}).endswith(": ValueError: no sample")
 
 
 def test_a_process_that_is_killed_while_images_are_recipes_is_told() -> None:
@@ -328,6 +332,27 @@ def test_what_samples_write_to_a_file_of_the_script_is_not_written(tmp_path: Pat
         print("begun", file=file, flush=True)
         assert prove(DataLoader(Logs(16), batch_size=16)).verdict is Verdict.EQUAL
     assert (tmp_path / "log").read_text() == "begun\n"
+
+
+def test_connections_and_pipes_of_the_script_are_not_used() -> None:
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+
+    class Asks(Gains):
+        def make_sample(self, _: int) -> Any:
+            with contextlib.suppress(OSError):
+                ours.send(b"question")
+            return os.read(read, 10)
+
+    with ours, theirs:
+        os.write(write, b"for the script")
+        prove(DataLoader(Asks(16), batch_size=16))
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(100)
+        assert os.read(read, 100) == b"for the script"
+    os.close(read)
+    os.close(write)
 
 
 def test_memory_that_processes_share_is_read_and_stays_as_it_was(tmp_path: Path) -> None:

@@ -22,8 +22,11 @@ _SHARED, _DEVICES = ("/dev/shm/", "/dev/zero"), ("/dev/", "/proc/", "/sys/")
 _MAP_FIXED = 0x10
 
 
-def take_apart() -> None:
-    """Give this process files and memory of its own: it reads what the script has, and changes none of it."""
+def take_apart(ours: int) -> None:
+    """Give this process files and memory of its own: it reads what the script has, and changes none of it.
+
+    `ours`: a descriptor that stays. What is read from connections and pipes would be missed by the script.
+    """
     # Who writes to memory that may only be read ends at once, and unheard.
     faulthandler.disable()
     with contextlib.suppress(OSError, ValueError):
@@ -31,8 +34,11 @@ def take_apart() -> None:
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):
-                if stat.S_ISREG(os.fstat(number).st_mode):
+                mode = os.fstat(number).st_mode
+                if stat.S_ISREG(mode):
                     _open_anew(number)
+                elif (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)) and number != ours:
+                    _put(os.open(os.devnull, os.O_RDWR), number)
     left = LARGEST
     for size, address in sorted(_list_shared()):
         left -= size
@@ -48,6 +54,10 @@ def _open_anew(number: int) -> None:
         os.lseek(own, offset, os.SEEK_SET)
     except OSError:
         own = os.open(os.devnull, os.O_RDWR)  # rather a sample that fails than one of the script's
+    _put(own, number)
+
+
+def _put(own: int, number: int) -> None:
     os.dup2(own, number)
     os.close(own)
 

@@ -30,6 +30,7 @@ LEAST_GAIN = 1.05
 _CHUNK = 16  # samples that are collated at a time
 _GRACE_S = 10.0  # beyond its time, for a sample that takes long
 _DEEPEST = 20  # of objects within objects
+_MOST_SAID = 200  # characters of an error
 
 
 class Verdict(str, enum.Enum):
@@ -76,7 +77,7 @@ class Proof:
 
     Attributes:
         gain: CPU time a sample, bare over with recipes, once entry points are kept; `gain_first`: before.
-        differing: position of the first sample that differs; `sample`: its name.
+        differing: position of the first sample that differs; `sample`: its name, or why none could be made.
         left: images left to Pillow, by reason.
     """
 
@@ -105,6 +106,7 @@ class _Made:
     indices: list[Any] = field(default_factory=list)
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     failed: int = 0
+    error: str = ""
     taken: float = 0.0
     left: dict[str, int] = field(default_factory=dict)
     is_whole: bool = False
@@ -135,7 +137,7 @@ def _compare(bare: _Made, lazy: _Made) -> Proof:
     if bare.is_whole and not lazy.is_whole:
         return Proof(Verdict.ENDED, count)
     if count <= min(bare.failed, lazy.failed):
-        return Proof(Verdict.NOTHING_MADE, count)
+        return Proof(Verdict.NOTHING_MADE, count, sample=bare.error)
     if not lazy.taken:
         return Proof(Verdict.NO_IMAGES, count, left=lazy.left)
     bare_ns, _ = _mean_times(bare)
@@ -224,6 +226,7 @@ def _parse(text: bytes) -> _Made:
         made.digests += told["digests"]
         made.indices += told["indices"]
         made.failed += told["failed"]
+        made.error = made.error or told["error"]
         made.chunks.append((len(told["digests"]), told["cpu_ns"], told["scan_ns"]))
     return made
 
@@ -231,7 +234,7 @@ def _parse(text: bytes) -> _Made:
 def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> None:
     """Make samples in a child, unheard, and write what they are."""
     switch.is_proof = True
-    take_apart()
+    take_apart(write)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -242,7 +245,7 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
     for asked in _list_chunks(loader, most):
         size = len(asked) if isinstance(asked, list) else 1
         scan_before, began = mine.get("scan_ns"), time.process_time_ns()
-        failed = 0
+        failed, said = 0, ""
         switch.is_on = is_lazy
         try:
             batch = fetcher.fetch(asked)
@@ -250,11 +253,12 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
             break
         except Exception as error:
             batch, failed = f"{type(error)}: {error}", size
+            said = f"{type(error).__name__}: {error}"[:_MOST_SAID]
         switch.is_on = False
         left = {reason.value: int(mine.get(f"left_{reason.value}")) for reason in counters.Left}
         line = {
             "cpu_ns": time.process_time_ns() - began, "scan_ns": int(mine.get("scan_ns") - scan_before),
-            "digests": _digest(batch, size), "failed": failed,
+            "digests": _digest(batch, size), "failed": failed, "error": said,
             "indices": [one if isinstance(one, int) else str(one) for one in _as_list(asked, size)],
             "taken": mine.get("taken"), "left": {name: n for name, n in left.items() if n},
         }  # fmt: skip
