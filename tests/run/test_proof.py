@@ -10,8 +10,9 @@ import os
 import random
 import signal
 import socket
+import tempfile
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -303,15 +304,29 @@ def test_nothing_is_left_behind(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_files_that_the_script_has_open_are_read_at_their_places(tmp_path: Path) -> None:
+def _open_named(path: Path) -> Any:
+    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0)
+
+
+def _open_nameless(path: Path) -> Any:
+    file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115
+    file.write(path.read_bytes())
+    return file
+
+
+@pytest.mark.parametrize("open_file", [_open_named, _open_nameless])
+def test_files_that_the_script_has_open_are_read_at_their_places(
+    tmp_path: Path, open_file: Callable[[Path], Any]
+) -> None:
     path = tmp_path / "samples"
     path.write_bytes(bytes(range(256)))
 
     class Reads(Gains):
-        file = open(path, "rb", buffering=0)  # noqa: SIM115
+        file = open_file(path)
 
-        def make_sample(self, _: int) -> Any:
-            return self.file.read(2)
+        def make_sample(self, index: int) -> Any:
+            # With recipes, too, the file is not at its end.
+            return self.file.read(2), index == 0 and self.file.tell() != 102 and switch.is_on
 
     with Reads.file as file:
         file.seek(100)

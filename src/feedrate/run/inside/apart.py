@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 LARGEST = 64 << 20  # bytes of shared memory that are copied; more may only be read
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+_KEPT = _ACCESS | os.O_APPEND | getattr(os, "O_DIRECT", 0)  # others (O_NOFOLLOW, O_TMPFILE) are of names
 _SHARED, _DEVICES = ("/dev/shm/", "/dev/zero"), ("/dev/", "/proc/", "/sys/")
 _MAP_FIXED = 0x10
 
@@ -50,7 +51,7 @@ def _open_anew(number: int) -> None:
     try:
         if flags & _ACCESS == os.O_WRONLY:
             raise PermissionError
-        own = os.open(f"/proc/self/fd/{number}", flags)
+        own = os.open(f"/proc/self/fd/{number}", flags & _KEPT)
         os.lseek(own, offset, os.SEEK_SET)
     except OSError:
         own = os.open(os.devnull, os.O_RDWR)  # rather a sample that fails than one of the script's
