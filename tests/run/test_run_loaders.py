@@ -231,10 +231,11 @@ finally:
 
 def test_a_problem_is_said_and_strict_ends_the_run_with_a_code_of_its_own(tmp_path: Path) -> None:
     problem = "Pillow is left alone: there is none"
-    run = _run(tmp_path, TRAINS, {"strict": True}, ARMING=problem)
+    body = TRAINS.replace("batch_size=4", "batch_size=4, num_workers=1")
+    run = _run(tmp_path, body, {"strict": True}, ARMING=problem)
     assert (run.code, run.stdout) == (STRICT_EXIT, "cleaned up\n")
-    assert run.said == [
-        f"feedrate run: loader 0 (Quick, 40 samples, no workers) runs bare: {problem}",
+    assert run.stderr.splitlines() == [
+        f"feedrate run: loader 0 (Quick, 40 samples, 1 worker) runs bare: {problem}",
         "feedrate run: --strict: a loader that would run bare ends the run",
     ]
     assert run.of_kind("strict")

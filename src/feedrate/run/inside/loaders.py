@@ -233,6 +233,9 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
                 loaders.note({"kind": "bare", "why": f"a loader could not be looked at: {error!r}"})
                 original(self, loader)
                 return
+            except BaseException:
+                self._shutdown = True  # its __del__ looks for workers that were not begun
+                raise
             original(self, loader)
             self._feedrate = taken
             if self._num_workers:
