@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,24 @@ def test_a_problem_is_said_and_strict_ends_the_run_with_a_code_of_its_own(tmp_pa
     ]
     assert run.of_kind("strict")
     assert run.loader("Quick").why == problem
+
+
+def test_a_loader_that_cannot_be_looked_at_runs_bare_and_that_is_said_once(tmp_path: Path) -> None:
+    body = """
+    class Odd(Quick):
+        @property
+        def transform(self): raise LookupError("there is none")
+
+    for epoch in range(2):
+        print(len(list(DataLoader(Odd(), batch_size=4))), flush=True)
+    """
+    run = _run(tmp_path, textwrap.dedent(body), {})
+    why = "a loader could not be looked at: LookupError('there is none')"
+    assert (run.code, run.stdout, run.stderr) == (0, "10\n10\n", f"feedrate run: {why}\n")
+    assert {fact["why"] for fact in run.of_kind("bare")} == {why}
+    (tmp_path / "strict").mkdir()
+    run = _run(tmp_path / "strict", textwrap.dedent(body), {"strict": True})
+    assert (run.code, run.stdout) == (STRICT_EXIT, "")
 
 
 def test_of_many_ranks_the_first_speaks_and_their_numbers_add_up(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ class Loaders:
         self._by_kind: dict[tuple[str, ...], Taken] = {}
         self._count = 0
         self._problem: str | None = None
+        self._said: set[str] = set()
         self._mine: Taken | None = None
         self._is_asked = False
         self._lock = threading.Lock()
@@ -111,10 +112,19 @@ class Loaders:
         info = sys.modules["torch"].utils.data.get_worker_info()
         return info is not None or switch.is_proof or self.here.is_fetching
 
-    def prepare(self, loader: Any) -> Taken:
+    def prepare(self, loader: Any) -> Taken | None:
         """Return how a loader fetches, proved where it is new; called before its iterator is made."""
-        with self._lock:
-            return self._prepare(loader)
+        try:
+            with self._lock:
+                return self._prepare(loader)
+        except Exception as error:  # of the user's code, or no process could be begun
+            why = f"a loader could not be looked at: {error!r}"
+            self.note({"kind": "bare", "why": why})
+            if why not in self._said:
+                say(why)
+            self._said.add(why)
+            self._end_if_strict()
+            return None
 
     def _prepare(self, loader: Any) -> Taken:
         kind, transform = _describe_kind(loader), getattr(loader.dataset, "transform", None)
@@ -154,11 +164,15 @@ class Loaders:
             "sample": proof.sample, "left": proof.left, "proof_s": proof.seconds,
         })  # fmt: skip
         say(_say_loader(loader, number, length, problem, proof))
-        if self._settings["strict"] and (problem or proof.verdict.is_fault):
+        if problem or proof.verdict.is_fault:
+            self._end_if_strict()
+        return taken
+
+    def _end_if_strict(self) -> None:
+        if self._settings["strict"]:
             self.note({"kind": "strict"})
             say("--strict: a loader that would run bare ends the run")
             raise SystemExit(STRICT_EXIT)
-        return taken
 
     def arm(self) -> str:
         """Make Pillow ready once; return why that cannot be, or ""."""
@@ -229,14 +243,12 @@ def install(module: Any, folder: str, settings: dict[str, Any], watch: Any) -> N
                 return
             try:
                 taken = loaders.prepare(loader)
-            except Exception as error:
-                loaders.note({"kind": "bare", "why": f"a loader could not be looked at: {error!r}"})
-                original(self, loader)
-                return
             except BaseException:
                 self._shutdown = True  # its __del__ looks for workers that were not begun
                 raise
             original(self, loader)
+            if taken is None:
+                return
             self._feedrate = taken
             if self._num_workers:
                 loaders.write_decision(taken, self._base_seed)
