@@ -159,10 +159,12 @@ def start_command(
     options: Sequence[str] = (),
     launcher: Sequence[str] = (),
     has_group: bool = False,
+    packages: Path | None = None,
 ) -> subprocess.Popen[str]:
     """Start a Python script as users do: bare, or under `feedrate run` with these options.
 
-    `launcher`: modules and words before the script; `has_group`: it heads a process group of its own.
+    `launcher`: modules and words before the script; `has_group`: it heads a process group of its own;
+    `packages`: a folder that comes before those of its Python.
     """
     command = [sys.executable, *launcher, str(script), *words]
     if is_under:
@@ -170,7 +172,7 @@ def start_command(
         command = [*ours, *options, "--", *command]
     return subprocess.Popen(
         command,
-        env=environment(None, XDG_CACHE_HOME=str(tmp / "cache")),
+        env=environment(None, XDG_CACHE_HOME=str(tmp / "cache"), PYTHONPATH=str(packages or "")),
         cwd=tmp,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -189,13 +191,20 @@ def end_command(process: subprocess.Popen[str], script: Path) -> Ended:
 
 
 def run_both(
-    tmp: Path, body: str, *words: str, options: Sequence[str] = (), launcher: Sequence[str] = ()
+    tmp: Path,
+    body: str,
+    *words: str,
+    options: Sequence[str] = (),
+    launcher: Sequence[str] = (),
+    packages: Path | None = None,
 ) -> tuple[Ended, Ended]:
-    """Run a script bare and under run, at once."""
+    """Run a script bare and under run, at once; see `start_command`."""
     script = tmp / "script.py"
     script.write_text(textwrap.dedent(body))
     bare, under = (
-        start_command(tmp, script, *words, is_under=is_under, options=options, launcher=launcher)
+        start_command(
+            tmp, script, *words, is_under=is_under, options=options, launcher=launcher, packages=packages
+        )
         for is_under in (False, True)
     )
     return end_command(bare, tmp / "none"), end_command(under, script)
