@@ -16,7 +16,7 @@ from support.run_scripts import PREAMBLE, Ran, end_script, make_run_folder, star
 # Each loader has a dataset class of its own, so that each is proved. Forty samples are ten fetches; of the
 # first worker's, or of the training process's, one is made bare.
 WAYS = """
-import threading
+import gc, threading, weakref
 
 class Plain(Quick): pass
 class Workers(Quick): pass
@@ -36,6 +36,18 @@ class Warns(Quick):
 
 class Anew(Quick):
     def transform(self): pass
+
+class Kept(Anew): pass
+
+def anew():
+    made, datasets = [], []
+    for epoch in range(3):
+        dataset = Anew()
+        datasets.append(weakref.ref(dataset))
+        made.append(epochs(loader(dataset), 1))
+    del dataset
+    gc.collect()
+    return made, [dataset() is None for dataset in datasets]
 
 class Step: pass
 class Changed(Quick): transform = None
@@ -94,7 +106,8 @@ if __name__ == "__main__":
         "Spawned": epochs(loader(Spawned(), num_workers=2, multiprocessing_context="spawn"), 1),
         "Served": epochs(loader(Served(), num_workers=1, multiprocessing_context="forkserver"), 1),
         "Differs": epochs(loader(Differs())),
-        "Anew": [epochs(loader(Anew()), 1) for epoch in range(3)],
+        "Anew": anew(),
+        "Kept": epochs(loader(Kept())),
         "Changed": changing(),
         "Warns": epochs(loader(Warns(), pin_memory=True)),
         "Outer": epochs(loader(Outer(8))),
@@ -135,8 +148,8 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Ran]:
 
 
 ALL = (
-    "Plain", "Workers", "Persistent", "Spawned", "Served", "Differs", "Anew", "Changed", "Warns", "Outer",
-    "OuterWorkers", "Stream", "Held",
+    "Plain", "Workers", "Persistent", "Spawned", "Served", "Differs", "Anew", "Kept", "Changed", "Warns",
+    "Outer", "OuterWorkers", "Stream", "Held",
 )  # fmt: skip
 
 
@@ -144,6 +157,7 @@ def test_batches_and_random_states_are_the_bare_runs(ways: tuple[Ran, Ran]) -> N
     bare, under = (json.loads(run.stdout) for run in ways)
     assert under == bare
     assert under.keys() == set(ALL)
+    assert under["Anew"][1] == [True] * 3  # nobody keeps datasets that are over
 
 
 def test_all_fetches_but_one_are_made_with_recipes(ways: tuple[Ran, Ran]) -> None:
@@ -175,7 +189,7 @@ def test_each_loader_is_told_once(ways: tuple[Ran, Ran]) -> None:
         "feedrate run: loader 5 (Differs, 40 samples, no workers) runs bare: samples differ from the bare "
         "run's: sample 5 (/data/\\x1b[31m5.jpg)"
     )
-    assert said[11].startswith("feedrate run: loader 11 (Stream, no workers): ")
+    assert said[12].startswith("feedrate run: loader 12 (Stream, no workers): ")
 
 
 def test_warnings_name_the_lines_that_they_name_in_a_bare_run(ways: tuple[Ran, Ran]) -> None:
@@ -187,7 +201,7 @@ def test_warnings_name_the_lines_that_they_name_in_a_bare_run(ways: tuple[Ran, R
     assert under == bare
 
 
-@pytest.mark.parametrize(("name", "proofs"), [("Plain", 0), ("Anew", 2), ("Changed", 1)])
+@pytest.mark.parametrize(("name", "proofs"), [("Plain", 0), ("Kept", 0), ("Anew", 2), ("Changed", 1)])
 def test_a_loader_that_is_made_anew_or_changed_is_proved_again_but_shortly(
     ways: tuple[Ran, Ran], name: str, proofs: int
 ) -> None:

@@ -127,10 +127,12 @@ class Loaders:
             return None
 
     def _prepare(self, loader: Any) -> Taken:
-        kind, transform = _describe_kind(loader), getattr(loader.dataset, "transform", None)
-        reference, its_transform, known = self._by_dataset.get(id(loader.dataset), (lambda: None, None, None))
-        is_same = reference() is loader.dataset and its_transform is transform
-        if known is not None and is_same and self._by_kind.get(kind) is known:
+        kind, transform = _describe_kind(loader), _get_transform(loader.dataset)
+        dataset, its_transform, known = self._by_dataset.get(id(loader.dataset), (lambda: None, None, None))
+        is_same = (
+            its_transform is None if transform is None else its_transform and its_transform() is transform
+        )
+        if known is not None and dataset() is loader.dataset and is_same and self._by_kind.get(kind) is known:
             return known
         before = self._by_kind.get(kind)
         if before is None or (before.is_on and not self._is_still_good(before, loader)):
@@ -138,8 +140,9 @@ class Loaders:
         else:
             taken = before
         self._by_kind[kind] = taken
-        with contextlib.suppress(TypeError):  # no weak references to it
-            self._by_dataset[id(loader.dataset)] = weakref.ref(loader.dataset), transform, taken
+        with contextlib.suppress(TypeError):  # no weak references to them: proved each time
+            references = weakref.ref(loader.dataset), None if transform is None else weakref.ref(transform)
+            self._by_dataset[id(loader.dataset)] = (*references, taken)
         return taken
 
     def _is_still_good(self, taken: Taken, loader: Any) -> bool:
@@ -325,6 +328,12 @@ def _describe_kind(loader: Any) -> tuple[str, ...]:
         loader.num_workers, getattr(collate, "__qualname__", type(collate)),
     )  # fmt: skip
     return tuple(re.sub(r" at 0x[0-9a-fA-F]+", "", str(part)) for part in parts)
+
+
+def _get_transform(dataset: Any) -> Any:
+    """Return what a dataset does to its images; of a method its function, which does not hold the dataset."""
+    transform = getattr(dataset, "transform", None)
+    return getattr(transform, "__func__", transform)
 
 
 def _is_pipe(dataset: Any) -> bool:
