@@ -232,6 +232,43 @@ def _row(name: str, before: Any, after: Any, key: str, show: Any, ratio: float |
     return f"| {name} | {show(before[key])} | {show(after[key])} | {format_ratio(ratio)} |"
 
 
+def _run(result: dict[str, Any]) -> str:
+    lines = ["| script | later epochs: rate | CPU time | first epoch: rate | CPU time |", "|---" * 5 + "|"]
+    for row in result["rows"]:
+        shown = [
+            row["ratios"][f"{part}_{cost}"] for part in ("later", "first") for cost in ("wall_s", "cpu_s")
+        ]
+        lines.append(f"| {row['case']} | {' | '.join(map(_times, shown))} |")
+    return "\n".join(lines) + f"\n\n{_where(result['rows'][0]['machine'], 'run')}\n"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x"
+
+
+def _run_gpu(result: dict[str, Any]) -> str:
+    lines = [
+        "| script | an epoch with validation, bare | under `feedrate run` | faster | less CPU | doctor had said |",
+        "|---" * 6 + "|",
+    ]
+    for row in result["rows"]:
+        seconds, cpu = (
+            [
+                statistics.median(
+                    e[key] for run in row["runs"] if run["way"] == way for e in run["epochs"][1:]
+                )
+                for way in ("bare", "run")
+            ]
+            for key in ("wall_s", "cpu_s")
+        )
+        said = row.get("predicted")
+        told = f"{_times(said['predicted_speedup'])} ({said['low']:.2f}-{said['high']:.2f})" if said else "-"
+        ratios = f"{_times(seconds[0] / seconds[1])} | {_times(cpu[0] / cpu[1])}"
+        lines.append(f"| {row['script']} | {seconds[0]:.1f} s | {seconds[1]:.1f} s | {ratios} | {told} |")
+    where = f"{result['machine']}; raw results: [run-gpu.json](benchmarks/results/run-gpu.json)."
+    return "\n".join(lines) + f"\n\n{where}\n"
+
+
 def _where(machine: dict[str, Any], name: str) -> str:
     versions = machine["versions"]
     parts = [
@@ -259,6 +296,8 @@ BLOCKS = {
     "loader": _loader,
     "model_rates": _model_rates,
     "predictions": _predictions,
+    "run": _run,
+    "run_gpu": _run_gpu,
     "threads": _threads,
 }
 
