@@ -24,7 +24,6 @@ class Left(str, enum.Enum):
     OTHER_READER = "other-reader"  # a draft, a subclass, methods that somebody replaced
     TRUNCATED_WANTED = "truncated-wanted"  # damaged, under LOAD_TRUNCATED_IMAGES
     NO_BYTES = "no-bytes"  # the file object could not be read again
-    WHOLE = "whole"  # all pixels of the image as it was opened were asked for
     OTHER_FORMAT = "other-format"  # a PNG, a WebP ...
 
     @property
@@ -39,7 +38,6 @@ _WORDS = {
     Left.OTHER_READER: "JPEGs that the script reads in its own way (draft, subclasses)",
     Left.TRUNCATED_WANTED: "damaged files under LOAD_TRUNCATED_IMAGES",
     Left.NO_BYTES: "JPEGs from files that cannot be read twice",
-    Left.WHOLE: "images that the script wants whole",
     Left.OTHER_FORMAT: "images of other formats",
 }
 FIELDS = (
