@@ -19,7 +19,8 @@ from collections.abc import Iterator
 LARGEST = 64 << 20  # bytes of shared memory that are copied; more may only be read
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 _KEPT = _ACCESS | os.O_APPEND | getattr(os, "O_DIRECT", 0)  # others (O_NOFOLLOW, O_TMPFILE) are of names
-_SHARED, _DEVICES = ("/dev/shm/", "/dev/zero"), ("/dev/", "/proc/", "/sys/")
+_SHARED, _UNNAMED, _DEVICES = "/dev/shm/", "/dev/zero", ("/dev/", "/proc/", "/sys/")
+_GPU = "/dev/nvidia"
 _MAP_FIXED = 0x10
 
 
@@ -70,10 +71,12 @@ def _list_shared() -> Iterator[tuple[int, int]]:
             lines = file.read().splitlines()
     except OSError:
         return
+    # A driver's pinned memory has no name, either, and a child may not even read it.
+    kinds = (_SHARED,) if any(_GPU in line for line in lines) else (_SHARED, _UNNAMED)
     for line in lines:
         place, access, _, _, _, *name = line.split(maxsplit=5)
         path = name[0] if name else ""
-        is_memory = path.startswith(_SHARED) or (path[:1] == "/" and not path.startswith(_DEVICES))
+        is_memory = path.startswith(kinds) or (path[:1] == "/" and not path.startswith(_DEVICES))
         if access.startswith("rw") and access[3] == "s" and is_memory:
             begin, end = (int(text, 16) for text in place.split("-"))
             yield end - begin, begin
