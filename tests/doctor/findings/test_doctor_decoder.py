@@ -287,6 +287,16 @@ def test_a_run_whose_jpegs_pillow_decodes_is_told_to_start_by_feedrate_run(tmp_p
     assert lines[-2].startswith("Without an edit, ")
 
 
+@pytest.mark.parametrize("words", [["/usr/bin/feedrate"], ["python", "-m", "feedrate"]])
+def test_a_command_that_begins_with_feedrate_run_is_not_told_to(tmp_path: Path, words: list[str]) -> None:
+    measured = measure_files(tmp_path, save_images(tmp_path / "photos", [".jpg"]))
+    command = [*words, "run", "--", "python", "train.py"]
+    diagnosis = diagnose(
+        measured, command=command, mode="experiments", exit_code=None, seconds=1.0, machine=MACHINE
+    )
+    assert find(diagnosis, "run") is None
+
+
 def test_nothing_is_said_of_feedrate_run_where_another_library_decodes(tmp_path: Path) -> None:
     loop = FakeLoop(workers=2)
     run_steps(loop, 40)

@@ -9,6 +9,7 @@ the shares.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ def diagnose(
 ) -> Diagnosis:
     """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
     remedies = list_remedies(m)
-    if (one := remedies.get(RUN)) is not None:
+    if (one := remedies.pop(RUN, None)) is not None and not _is_under_run(command):
         remedies[RUN] = replace(one, command=f"{one.command} {shlex.join(command)}")
     findings = find_causes(m, remedies)
     return Diagnosis(
@@ -80,6 +81,12 @@ def diagnose(
         overhead=measure_overhead(m.loop),
         machine=machine,
     )
+
+
+def _is_under_run(command: Sequence[str]) -> bool:
+    """Return whether a command begins with `feedrate run`, or `python -m feedrate run`."""
+    names = [os.path.basename(word) for word in command[:4]]
+    return ["feedrate", RUN] in [names[:2], names[2:]]
 
 
 def find_causes(m: Measured, remedies: Mapping[str, Remedy]) -> tuple[Finding, ...]:

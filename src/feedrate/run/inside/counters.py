@@ -23,7 +23,7 @@ class Left(str, enum.Enum):
     OTHER_PIXELS = "other-pixels"  # this Pillow's pixels differ from the kernel's in what this image needs
     OTHER_READER = "other-reader"  # a draft, a subclass, methods that somebody replaced
     TRUNCATED_WANTED = "truncated-wanted"  # damaged, under LOAD_TRUNCATED_IMAGES
-    NO_BYTES = "no-bytes"  # the file object could not be read again
+    NO_BYTES = "no-bytes"  # the file object is of another kind
     OTHER_FORMAT = "other-format"  # a PNG, a WebP ...
 
     @property
@@ -37,7 +37,7 @@ _WORDS = {
     Left.OTHER_PIXELS: "JPEGs of which this Pillow makes other pixels",
     Left.OTHER_READER: "JPEGs that the script reads in its own way (draft, subclasses)",
     Left.TRUNCATED_WANTED: "damaged files under LOAD_TRUNCATED_IMAGES",
-    Left.NO_BYTES: "JPEGs from files that cannot be read twice",
+    Left.NO_BYTES: "JPEGs from file objects that are neither plain files nor BytesIO",
     Left.OTHER_FORMAT: "images of other formats",
 }
 FIELDS = (
