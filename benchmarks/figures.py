@@ -248,7 +248,7 @@ def _times(ratio: float) -> str:
 
 def _run_gpu(result: dict[str, Any]) -> str:
     lines = [
-        "| an epoch with validation | bare | under `feedrate run` | faster | less CPU | the doctor had said |",
+        "| an epoch with validation | bare | under `feedrate run` | faster | less CPU | doctor had said |",
         "|---" * 6 + "|",
     ]
     for row in result["rows"]:
