@@ -76,7 +76,7 @@ def test_a_signal_is_the_groups_or_the_launchers_alone(launcher: Launcher) -> No
         (os.killpg, signal.SIGINT, True),
         (os.kill, signal.SIGINT, False),
         (os.kill, signal.SIGTERM, False),
-        (os.killpg, signal.SIGQUIT, True),
+        (os.killpg, signal.SIGTERM, True),
         (os.killpg, signal.SIGUSR2, True),
     ):
         send(pid, number)
