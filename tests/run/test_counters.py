@@ -18,7 +18,7 @@ def test_what_a_process_counted_is_read_from_its_file(tmp_path: Path) -> None:
     mine.add_left(Left.DAMAGED)
     ((_, found),) = read_counters(tmp_path)
     assert (found["loader"], found["is_main"], found["pid"]) == (3, 1, os.getpid())
-    assert (found["taken"], found["left_damaged"], found["left_whole"]) == (3, 1, 0)
+    assert (found["taken"], found["left_damaged"], found["left_no-bytes"]) == (3, 1, 0)
 
 
 def test_a_process_that_is_killed_leaves_its_numbers(tmp_path: Path) -> None:

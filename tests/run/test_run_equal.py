@@ -95,8 +95,8 @@ def test_images_are_made_by_the_kernel(batches: tuple[Ended, Ended]) -> None:
 
 def test_files_of_a_kind_of_their_own_are_left_and_that_is_said(batches: tuple[Ended, Ended]) -> None:
     why = (
-        "it reads no JPEG through Pillow that the kernel could make: 16 JPEGs from files that cannot be read "
-        "twice"
+        "it reads no JPEG through Pillow that the kernel could make: 16 JPEGs in file "
+        "objects that are neither plain files nor BytesIO"
     )
     assert batches[1].loader("Members")["why"] == why
     assert f"(Members, no workers) runs bare: {why}\n" in batches[1].stderr

@@ -37,7 +37,7 @@ _WORDS = {
     Left.OTHER_PIXELS: "JPEGs of which this Pillow makes other pixels",
     Left.OTHER_READER: "JPEGs that the script reads in its own way (draft, subclasses)",
     Left.TRUNCATED_WANTED: "damaged files under LOAD_TRUNCATED_IMAGES",
-    Left.NO_BYTES: "JPEGs from file objects that are neither plain files nor BytesIO",
+    Left.NO_BYTES: "JPEGs in file objects that are neither plain files nor BytesIO",
     Left.OTHER_FORMAT: "images of other formats",
 }
 FIELDS = (
