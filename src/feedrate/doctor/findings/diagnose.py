@@ -64,7 +64,9 @@ def diagnose(
 ) -> Diagnosis:
     """Judge one run. `origin_ns`: where the timeline's clock begins; None: at the first step."""
     remedies = list_remedies(m)
-    if (one := remedies.pop(RUN, None)) is not None and not _is_under_run(command):
+    if _is_under_run(command):
+        remedies.pop(RUN, None)
+    elif (one := remedies.get(RUN)) is not None:
         remedies[RUN] = replace(one, command=f"{one.command} {shlex.join(command)}")
     findings = find_causes(m, remedies)
     return Diagnosis(
