@@ -32,7 +32,7 @@ def pytest_configure() -> None:
     problem = images.install(selftest.run())
     if problem:
         raise SystemExit(problem)
-    switch.is_on = True
+    switch.here.is_on = True
 
 
 def pytest_unconfigure() -> None:

@@ -48,6 +48,6 @@ def test_every_reason_to_leave_an_image_has_its_words() -> None:
 
 
 def test_what_is_counted_between_fetches_is_nobodys() -> None:
-    before = counters.current.get("taken")
+    before = counters.here.current.get("taken")
     counters.take()
-    assert counters.current.get("taken") == before + 1
+    assert counters.here.current.get("taken") == before + 1

@@ -32,13 +32,13 @@ def photo(tmp_path: Path) -> Path:
 
 def bare(path: Path) -> Any:
     """Return an image that Pillow has decoded."""
-    was, switch.is_on = switch.is_on, False
+    was, switch.here.is_on = switch.here.is_on, False
     try:
         image = Image.open(path)
         image.load()
         return image
     finally:
-        switch.is_on = was
+        switch.here.is_on = was
 
 
 def train(image: Any) -> Any:
@@ -124,7 +124,7 @@ def test_what_decodes_at_a_smaller_scale_is_left_to_pillow(photo: Path, name: st
         return image.reduce(3) if name == "reduce" else image.resize((20, 20), reducing_gap=2.0)
 
     image = shrink(Image.open(photo))
-    switch.is_on = False
+    switch.here.is_on = False
     expected = shrink(Image.open(photo))
     assert image.size == expected.size
     assert image.tobytes() == expected.tobytes()
@@ -174,7 +174,7 @@ def test_a_file_of_the_scripts_stays_open_where_pillow_leaves_it(photo: Path, ta
                 file.flush()
             positions = []
             for is_on in (True, False):
-                switch.is_on = is_on
+                switch.here.is_on = is_on
                 Image.open(file).load()
                 positions.append(file.tell())
             assert positions[0] == positions[1]
@@ -276,9 +276,9 @@ def test_an_operation_that_this_pillow_does_otherwise_is_left_to_it(
 
 
 def test_images_opened_while_the_switch_is_off_are_pillows(photo: Path, lazy: Counters) -> None:
-    switch.is_on = False
+    switch.here.is_on = False
     image = Image.open(photo)
-    switch.is_on = True
+    switch.here.is_on = True
     image.load()
     assert "_feedrate" not in vars(image)
     assert counted(lazy) == {}
@@ -289,7 +289,7 @@ def test_images_opened_before_the_switch_goes_off_are_pillows_if_not_yet_read(
 ) -> None:
     image = Image.open(photo)
     pending = Image.open(photo).convert("RGB")
-    switch.is_on = False
+    switch.here.is_on = False
     assert image.convert("RGB").tobytes() == pending.tobytes()
     assert pending_of(image) is None
     assert counted(lazy) == {"scanned": 1, "taken": 1}
@@ -359,7 +359,7 @@ def test_what_was_scanned_once_is_found_later(photo: Path, tmp_path: Path) -> No
     broken.write_bytes(photo.read_bytes()[:-100])
     mine = Counters(bytearray(4096))
     with pytest.MonkeyPatch.context() as patch, lazy_pillow(cache):
-        patch.setattr("feedrate.run.inside.counters.current", mine)
+        patch.setattr("feedrate.run.inside.counters.here.current", mine)
         for _ in range(3):
             Image.open(photo).load()
             with Image.open(broken) as image, pytest.raises(OSError, match="truncated"):
@@ -415,4 +415,4 @@ def pillow_is_bare_again() -> Iterator[None]:
     yield
     assert images.patches == []
     assert Image.OPEN["JPEG"][0] is JpegImagePlugin.jpeg_factory
-    assert not switch.is_on
+    assert not switch.here.is_on

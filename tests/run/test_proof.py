@@ -42,7 +42,7 @@ def test_a_scan_counts_for_the_first_epoch_alone() -> None:
     class Scans(Gains):
         def make_image(self) -> None:
             super().make_image()
-            if switch.is_on:
+            if switch.here.is_on:
                 counters.take("scan_ns", 100_000)
 
     proof = prove(DataLoader(Scans(), batch_size=16))
@@ -54,7 +54,7 @@ def test_a_sample_that_differs_is_named_with_its_file() -> None:
         samples = [(f"/data/cat/{number}.jpg", 0) for number in range(32)]  # noqa: RUF012
 
         def make_sample(self, index: int) -> Any:
-            return index + (switch.is_on and index == 21)
+            return index + (switch.here.is_on and index == 21)
 
     proof = prove(DataLoader(Folder(32), batch_size=32))
     assert (proof.verdict, proof.differing) == (Verdict.DIFFERS, 21)
@@ -64,7 +64,7 @@ def test_a_sample_that_differs_is_named_with_its_file() -> None:
 def test_a_sample_is_named_by_what_the_sampler_asked_for() -> None:
     class Differs(Gains):
         def make_sample(self, index: int) -> Any:
-            return index + (switch.is_on and index == 3)
+            return index + (switch.here.is_on and index == 3)
 
     order = [7, 6, 5, 4, 3, 2, 1, 0]
     proof = prove(DataLoader(Differs(8), batch_size=2, sampler=order))
@@ -174,8 +174,8 @@ def test_what_is_drawn_is_drawn_alike_and_leaves_the_scripts_state() -> None:
     def states() -> list[Any]:
         return [
             random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(),
-            chance.get_state().tolist(), counters.current.as_dict(), torch.get_num_threads(),
-            switch.is_on, get_worker_info(), draws.drawn,
+            chance.get_state().tolist(), counters.here.current.as_dict(), torch.get_num_threads(),
+            switch.here.is_on, get_worker_info(), draws.drawn,
         ]  # fmt: skip
 
     chance = torch.Generator().manual_seed(5)
@@ -193,7 +193,7 @@ def test_a_loader_of_workers_is_proved_as_its_first_worker() -> None:
         def make_sample(self, index: int) -> Any:
             info = get_worker_info()
             wrong = info is None or (info.id, info.num_workers, begun) != (0, 3, [0])
-            return index + (wrong and switch.is_on)
+            return index + (wrong and switch.here.is_on)
 
     begun: list[int] = []
     assert prove(DataLoader(Asks(16), num_workers=3, worker_init_fn=begun.append)).verdict is Verdict.EQUAL
@@ -216,7 +216,7 @@ def test_an_iterable_dataset_is_asked_for_its_next_samples() -> None:
             for number in range(1000):
                 self.given += 1
                 gains.make_image()
-                yield number + (switch.is_on and number == self.differs)
+                yield number + (switch.here.is_on and number == self.differs)
 
     stream = Stream(-1)
     proof = prove(DataLoader(stream, batch_size=8))
@@ -234,7 +234,7 @@ def test_samples_that_are_not_made_quicker_are_left() -> None:
 def test_a_loader_without_images_is_told_from_one_that_gains_nothing() -> None:
     class Tokens(Gains):
         def make_image(self) -> None:
-            if switch.is_on:
+            if switch.here.is_on:
                 counters.leave(Left.OTHER_FORMAT)
 
     proof = prove(DataLoader(Tokens(16), batch_size=8))
@@ -254,7 +254,7 @@ def test_a_sample_that_fails_fails_both_ways() -> None:
 def test_a_sample_that_fails_with_recipes_alone_differs() -> None:
     class Fails(Gains):
         def make_sample(self, _: int) -> Any:
-            raise ValueError("with" if switch.is_on else "without")
+            raise ValueError("with" if switch.here.is_on else "without")
 
     proof = prove(DataLoader(Fails(4), batch_size=4))
     assert proof.verdict is Verdict.DIFFERS
@@ -273,7 +273,7 @@ def test_a_dataset_that_always_fails_proves_nothing() -> None:
 def test_a_process_that_is_killed_while_images_are_recipes_is_told() -> None:
     class Dies(Gains):
         def make_sample(self, index: int) -> Any:
-            if switch.is_on and index == 40:
+            if switch.here.is_on and index == 40:
                 os.kill(os.getpid(), signal.SIGKILL)
             return index
 
@@ -326,7 +326,7 @@ def test_files_that_the_script_has_open_are_read_at_their_places(
 
         def make_sample(self, index: int) -> Any:
             # With recipes, too, the file is not at its end.
-            return self.file.read(2), index == 0 and self.file.tell() != 102 and switch.is_on
+            return self.file.read(2), index == 0 and self.file.tell() != 102 and switch.here.is_on
 
     with Reads.file as file:
         file.seek(100)

@@ -50,12 +50,12 @@ def facts(tensor: Any) -> Any:
 def both_ways(make: Callable[[], Any]) -> tuple[Any, Any]:
     """Return what is made with recipes, and bare; an error in its words."""
     made = []
-    for switch.is_on in (True, False):
+    for switch.here.is_on in (True, False):
         try:
             made.append(make())
         except RuntimeError as error:
             made.append(str(error))
-    switch.is_on = True
+    switch.here.is_on = True
     return made[0], made[1]
 
 
@@ -235,7 +235,7 @@ def test_a_damaged_file_is_refused_where_the_scripts_step_refuses_it(steps: Any,
     photo.write_bytes(photo.read_bytes()[:1500])
     compose = steps.Compose([steps.ToTensor()])
     for is_on in (True, False):
-        switch.is_on = is_on
+        switch.here.is_on = is_on
         with Image.open(photo) as image, pytest.raises(OSError, match="image file is truncated"):
             compose(image)
 
@@ -257,7 +257,7 @@ def test_an_image_that_was_closed_says_so(steps: Any, photo: Path, is_read: bool
 
 
 def test_nothing_is_done_while_the_switch_is_off(steps: Any, photo: Path) -> None:
-    switch.is_on = False
+    switch.here.is_on = False
     steps.Compose([steps.ToTensor()])(Image.open(photo))
     assert tail._tables == {}
 

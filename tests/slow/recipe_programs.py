@@ -33,7 +33,7 @@ def main(first: int, count: int) -> None:
                     seen.append(run_program(seed, Path(folder)))
             agreed += seen == [bare, bare]
             differed += [] if seen == [bare, bare] else [seed]
-    taken = counters.current.get("taken")
+    taken = counters.here.current.get("taken")
     print(json.dumps({"version": PIL.__version__, "agreed": agreed, "differed": differed, "taken": taken}))
 
 

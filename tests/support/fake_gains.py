@@ -31,8 +31,8 @@ class Gains(Dataset[Any]):
         return self.make_sample(index)
 
     def make_image(self) -> None:
-        work(int(WORK / self.quicker) if switch.is_on else WORK)
-        if switch.is_on:
+        work(int(WORK / self.quicker) if switch.here.is_on else WORK)
+        if switch.here.is_on:
             counters.take()
 
     def make_sample(self, index: int) -> Any:
@@ -47,8 +47,8 @@ class Either(Gains):
         self.bare, self.lazy = bare, lazy
 
     def make_image(self) -> None:
-        if switch.is_on:
+        if switch.here.is_on:
             counters.take()
 
     def make_sample(self, index: int) -> Any:
-        return self.lazy if switch.is_on and index == 5 else self.bare
+        return self.lazy if switch.here.is_on and index == 5 else self.bare

@@ -37,11 +37,11 @@ def lazy_pillow(cache: Any = None, same: selftest.SelfTest = _SAME) -> Iterator[
     before = [(owner, name, vars(owner).get(name)) for owner in owners for name in PATCHED]
     opener = Image.OPEN["JPEG"]
     assert images.install(same, cache) == ""
-    switch.is_on = True
+    switch.here.is_on = True
     try:
         yield
     finally:
-        switch.is_on = False
+        switch.here.is_on = False
         images.patches.clear()
         Image.OPEN["JPEG"] = opener
         for owner, name, value in before:
@@ -55,7 +55,7 @@ def lazy_pillow(cache: Any = None, same: selftest.SelfTest = _SAME) -> Iterator[
 def lazy(monkeypatch: pytest.MonkeyPatch) -> Iterator[counters.Counters]:
     """Pillow with pending images, and what is counted meanwhile."""
     mine = counters.Counters(bytearray(4096))
-    monkeypatch.setattr(counters, "current", mine)
+    monkeypatch.setattr(counters.here, "current", mine)
     with lazy_pillow():
         yield mine
 

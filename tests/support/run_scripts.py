@@ -42,7 +42,7 @@ warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers
 
 def are_recipes():
     switch = sys.modules.get("feedrate.run.inside.switch")
-    return switch is not None and switch.is_on
+    return switch is not None and switch.here.is_on
 
 def make_image():
     sum(range(3_000 if are_recipes() else 30_000))

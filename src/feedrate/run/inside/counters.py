@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import mmap
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -116,13 +117,18 @@ def read_counters(folder: Path) -> list[tuple[str, dict[str, float]]]:
     return found
 
 
-# Of the loader that fetches in this process at this moment; what is counted between fetches is nobody's.
-current = Counters(bytearray(_BYTES))
+class _Here(threading.local):
+    """The numbers of the loader that this thread fetches for; what is counted between fetches is nobody's."""
+
+    current = Counters(bytearray(_BYTES))
+
+
+here = _Here()
 
 
 def take(name: str = "taken", value: float = 1) -> None:
-    current.add(name, value)
+    here.current.add(name, value)
 
 
 def leave(reason: Left) -> None:
-    current.add_left(reason)
+    here.current.add_left(reason)

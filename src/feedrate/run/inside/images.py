@@ -47,7 +47,7 @@ class _Shape(NamedTuple):
 def install(same: SelfTest, cache: Entries | None = None) -> str:
     """Patch this process's Pillow, once; return why it is left as it is, "" when it is not.
 
-    `PIL.JpegImagePlugin` was imported before. JPEGs that are opened while `switch.is_on` stay recipes.
+    `PIL.JpegImagePlugin` was imported before. JPEGs that are opened while `switch.here.is_on` stay recipes.
     """
     from PIL import Image, ImageFile, JpegImagePlugin
 
@@ -114,7 +114,7 @@ def _wrap_factory(own: Callable[..., Any], kind: type) -> Callable[..., Any]:
     @functools.wraps(own)
     def factory(*args: Any, **kwargs: Any) -> Any:
         image = own(*args, **kwargs)
-        if switch.is_on and type(image) is kind:
+        if switch.here.is_on and type(image) is kind:
             image.__dict__[STATE] = OPENED
         return image
 
@@ -194,7 +194,7 @@ def _wrap_load(own: Callable[..., Any], taker: _Taker | None) -> Callable[..., A
             pending = find_pending(self)
             if pending is not None:
                 return PixelAccess(pending, values.get("_readonly", values.get("readonly", 0)))
-        elif taker is not None and switch.is_on and values.get("tile"):
+        elif taker is not None and switch.here.is_on and values.get("tile"):
             taker.count_other(self)
         return own(self, *args, **kwargs)
 
@@ -218,7 +218,7 @@ class _Taker:
         """Make an opened image pending; where it stays opened no more, it is Pillow's."""
         values = image.__dict__
         del values[STATE]
-        if not switch.is_on or image.fp is None:
+        if not switch.here.is_on or image.fp is None:
             return
         try:
             found = self._why_left(image) or self._start(image)

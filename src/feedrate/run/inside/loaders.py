@@ -47,13 +47,13 @@ class Taken:
     def fetch(self, original: Callable[..., Any], fetcher: Any, asked: Any) -> Any:
         self._fetches += 1
         is_bare = self._fetches % _BARE_OF == _BARE_FIRST
-        outer = switch.is_on, counters.current
-        switch.is_on, counters.current = not is_bare, self.counters
+        outer = switch.here.is_on, counters.here.current
+        switch.here.is_on, counters.here.current = not is_bare, self.counters
         cpu_ns, wall_ns = time.thread_time_ns(), time.perf_counter_ns()
         try:
             return original(fetcher, asked)
         finally:
-            switch.is_on, counters.current = outer
+            switch.here.is_on, counters.here.current = outer
             cpu_ns, wall_ns = time.thread_time_ns() - cpu_ns, time.perf_counter_ns() - wall_ns
             way, add = "bare" if is_bare else "lazy", self.counters.add
             add(f"{way}_fetches")
@@ -219,8 +219,8 @@ class Loaders:
         return Taken(number, True, self._folder, parent.pid, fetches=fetches)
 
     def after_fork(self) -> None:
-        switch.is_on = False
-        counters.current = counters.open_counters("", 0)
+        switch.here.is_on = False
+        counters.here.current = counters.open_counters("", 0)
         self._mine, self._is_asked = None, False
         # A process that goes on training has loaders, and files of numbers, of its own.
         self._by_dataset, self._by_kind, self._count = {}, {}, 0

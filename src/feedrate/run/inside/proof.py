@@ -241,12 +241,12 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     until = time.monotonic() + seconds
     fetcher = _make_fetcher(loader)
-    mine = counters.current = counters.open_counters("", 0)
+    mine = counters.here.current = counters.open_counters("", 0)
     for asked in _list_chunks(loader, most):
         size = len(asked) if isinstance(asked, list) else 1
         scan_before, began = mine.get("scan_ns"), time.process_time_ns()
         failed, said = 0, ""
-        switch.is_on = is_lazy
+        switch.here.is_on = is_lazy
         try:
             batch = fetcher.fetch(asked)
         except StopIteration:
@@ -254,7 +254,7 @@ def _work(loader: Any, is_lazy: bool, most: int, seconds: float, write: int) -> 
         except Exception as error:
             batch, failed = f"{type(error)}: {error}", size
             said = f"{type(error).__name__}: {error}"[:_MOST_SAID]
-        switch.is_on = False
+        switch.here.is_on = False
         left = {reason.value: int(mine.get(f"left_{reason.value}")) for reason in counters.Left}
         line = {
             "cpu_ns": time.process_time_ns() - began, "scan_ns": int(mine.get("scan_ns") - scan_before),

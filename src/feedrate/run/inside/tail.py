@@ -71,7 +71,7 @@ def _wrap(kind: Any, own: Any) -> Callable[..., Any]:
     def compose(self: Any, *inputs: Any, **named: Any) -> Any:
         steps = self.transforms
         is_plain = type(self) is kind and type(steps) in (list, tuple) and len(inputs) == 1
-        if not (switch.is_on and is_plain and steps and not named):
+        if not (switch.here.is_on and is_plain and steps and not named):
             return own(self, *inputs, **named)
         value, at = inputs[0], 0
         while at < len(steps):
