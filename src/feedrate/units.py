@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse and print bytes, rates, seconds, and paths to type. Nothing else formats a number for people."""
+"""Parse and print bytes, rates, seconds, and paths to type; place numbers on scales.
+
+Nothing else formats a number for people.
+"""
 
 from __future__ import annotations
 
@@ -153,6 +156,15 @@ def is_number(value: float | None) -> TypeGuard[float]:
         return value is not None and math.isfinite(value)
     except OverflowError:  # a whole number without a float
         return False
+
+
+def clamp(value: float, low: float = 0.0, high: float = 1.0) -> float:
+    return min(high, max(low, value)) if math.isfinite(value) else low
+
+
+def place(value: float, start: float, end: float) -> float:
+    """Return where a value is between two others, from 0 to 1."""
+    return clamp((value - start) / (end - start)) if end > start else 0.0
 
 
 def format_number(value: float) -> str:

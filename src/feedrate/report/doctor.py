@@ -23,7 +23,7 @@ from feedrate.errors import clean
 from feedrate.report import doctor_words as words
 from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, shorten, wrap
 from feedrate.report.page import describe_machine
-from feedrate.units import format_count, is_number
+from feedrate.units import clamp, format_count, is_number
 
 _WIDTH = 80
 _SCREEN = 23  # of 24 lines: the prompt that follows must not push the verdict off
@@ -155,12 +155,12 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
 
 def _share(one: TimeShare, width: int) -> str:
     room = _BAR - width
-    halves = round(2 * room * words.clamp(one.share))
+    halves = round(2 * room * clamp(one.share))
     bar, detail = "█" * (halves // 2) + "▌" * (halves % 2), words.without_folders(one.detail)
     idle = one.exposed_s_per_step
     if is_number(idle) and is_number(one.seconds_per_step) and one.seconds_per_step > 0:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
-        exposed = round(len(bar) * words.clamp(idle / one.seconds_per_step))
+        exposed = round(len(bar) * clamp(idle / one.seconds_per_step))
         bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {words.seconds(idle)}"
     name = f"  {shorten(clean(one.name), width - 1)}"
     time, share = words.seconds(one.seconds_per_step), words.share(one.share)
@@ -384,7 +384,7 @@ def _list_items(items: Iterable[words.Item]) -> Iterator[Line]:
 def _list_share(one: TimeShare) -> Line:
     idle = one.exposed_s_per_step
     more = [*([f"device idle {words.seconds(idle)}"] if idle is not None else []), one.detail]
-    bar = "█" * round(_FULL_BAR * words.clamp(one.share))
+    bar = "█" * round(_FULL_BAR * clamp(one.share))
     numbers = Number(words.seconds(one.seconds_per_step)), Number(words.share(one.share))
     return one.name, *numbers, f"{bar:<{_FULL_BAR}}  {', '.join(filter(None, more))}"
 
@@ -404,5 +404,5 @@ def _draw_line(values: Sequence[float], width: int) -> str:
     groups = [known[at : at + size] for at in range(0, len(known), size)]
     means = [sum(group) / len(group) for group in groups]
     top = sorted(means)[int(0.95 * (len(means) - 1))] or 1.0
-    bars = "".join(_HEIGHTS[round(7 * words.clamp(mean / top))] for mean in means)
+    bars = "".join(_HEIGHTS[round(7 * clamp(mean / top))] for mean in means)
     return f"{bars} {words.seconds(min(known))} to {words.seconds(max(known))}"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from feedrate.doctor.results import Curve, StepRow, name_phase
 from feedrate.report import doctor_words as words
-from feedrate.report.page import show
-from feedrate.units import is_number
+from feedrate.report.page import draw_ticks, draw_track, show
+from feedrate.units import clamp, is_number, place
 
 MOST_COLUMNS = 400
 MOST_RANKS = 16
@@ -33,43 +33,23 @@ def find_tone(name: str) -> str:
     return next((tone for word, tone in _TONES if word in name.lower()), "other")
 
 
-def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, small: bool = False) -> str:
-    """Return one bar of (colour, size, tooltip); what is missing to `total` stays empty."""
-    spans, left = [], 1.0
-    for tone, size, title in parts:
-        # Shares of flex below one in sum leave room empty: they are of the whole bar, always.
-        size = words.clamp(size / total, 0.0, max(left, 0.0))
-        left -= size
-        if size > 0:
-            spans.append(f'<span class="{tone}" style="flex: {size:.6g} 0 0" title="{show(title)}"></span>')
-    if left > 1e-9:
-        spans.append(f'<span style="flex: {left:.6g} 0 0"></span>')
-    return f'<div class="bar{" small" if small else ""}" role="presentation">{"".join(spans)}</div>'
-
-
 def draw_interval(low: float, value: float, high: float, *, start: float, end: float) -> str:
     """Return a track with the interval, the value, and a line at one; on a scale of factors."""
     if not all(is_number(one) and one > 0 for one in (low, value, high)):
-        return '<div class="track"></div>'
-    left, point, right, one = (100 * _place_factor(at, start, end) for at in (low, value, high, 1.0))
-    return (
-        f'<div class="track" role="presentation"><i class="one" style="left: {one:.2f}%"></i>'
-        f'<i class="reach" style="left: {left:.2f}%; width: {max(0.4, right - left):.2f}%"></i>'
-        f'<i class="point" style="left: {point:.2f}%"></i></div>'
-    )
+        return draw_track(())
+    left, point, right, one = (_place_factor(at, start, end) for at in (low, value, high, 1.0))
+    return draw_track((("one", one, one), ("reach", left, right), ("point", point, point)))
 
 
 def draw_scale(start: float, end: float) -> str:
     """Return the factors below a column of intervals, at most eight of them."""
     fine, coarse = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0), (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-    ticks = [at for at in (fine if end < 3.5 else coarse) if start <= at <= end]
-    return '<div class="ticks">' + "".join(
-        f'<span style="left: {100 * _place_factor(at, start, end):.2f}%">{at:g}x</span>' for at in ticks
-    ) + "</div>"  # fmt: skip
+    ticks = (at for at in (fine if end < 3.5 else coarse) if start <= at <= end)
+    return draw_ticks((_place_factor(at, start, end), f"{at:g}x") for at in ticks)
 
 
 def _place_factor(value: float, start: float, end: float) -> float:
-    return words.place(math.log(value), math.log(start), math.log(end))
+    return place(math.log(value), math.log(start), math.log(end))
 
 
 @dataclass(frozen=True)
@@ -117,7 +97,7 @@ def _gather(rows: Sequence[StepRow], most: int) -> list[_Column]:
 def _column(group: Sequence[StepRow], number: int) -> _Column:
     parts, count = defaultdict[str, float](float), len(group)
     for row in group:
-        exposed = words.clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
+        exposed = clamp(row.exposed_s, 0.0, max(0.0, row.wait_s))
         shares = defaultdict(float, exposed=exposed, hidden=row.wait_s - exposed)
         for name, seconds in row.parts.items():
             shares[find_tone(name)] += seconds if is_number(seconds) else 0.0
@@ -147,7 +127,7 @@ def _chart(name: str, columns: Sequence[_Column], top: float) -> str:
         if one.phase != "real":
             boxes.append(_box("shade", left, _HEIGHT, width, _HEIGHT))
         for tone, seconds in one.parts.items():
-            size = words.clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
+            size = clamp(_HEIGHT * seconds / top, 0.0, _HEIGHT - height)
             if size > 0:
                 boxes.append(_box(tone, left, height + size, 0.9 * width, size))
                 height += size
@@ -188,7 +168,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
     low = min(0.0, *values)
 
     def at(t: float, v: float) -> str:
-        return f"{300 * words.place(t, start, end):.1f},{66 - 62 * words.place(v, low, top):.1f}"
+        return f"{300 * place(t, start, end):.1f},{66 - 62 * place(v, low, top):.1f}"
 
     path, step = [], "M"
     for t, v in points:
@@ -196,7 +176,7 @@ def draw_curve(curve: Curve, *, real_until_s: float | None) -> str:
         step = "L" if is_number(v) else "M"
     shade = ""
     if real_until_s is not None and start < real_until_s < end:
-        x = 300 * words.place(real_until_s, start, end)
+        x = 300 * place(real_until_s, start, end)
         shade = f'<rect class="frame" x="{x:.1f}" y="0" width="{300 - x:.1f}" height="68"/>'
     limit = ""
     if is_number(curve.limit):

@@ -11,15 +11,19 @@ from feedrate.report import doctor_charts as charts
 from feedrate.report import doctor_words as words
 from feedrate.report.doctor import LEFT_OUT
 from feedrate.report.page import (
+    Drawn,
+    draw_article,
+    draw_bar,
     draw_facts,
     draw_frame,
     draw_key,
     draw_points,
     draw_section,
+    draw_table,
     show,
     show_sentence,
 )
-from feedrate.units import is_number
+from feedrate.units import clamp, is_number
 
 
 def draw_doctor_page(diagnosis: Diagnosis) -> str:
@@ -78,7 +82,7 @@ def _remedies(diagnosis: Diagnosis) -> str:
         text = f'<p class="soft">{legend}</p>{_items(items, start, end)}'
         text += f'<div class="remedy"><span></span>{charts.draw_scale(start, end)}</div>'
     if useless:
-        text += f"<article><h3>Would give nothing</h3>{draw_points(map(words.useless, useless))}</article>"
+        text += draw_article("Would give nothing", draw_points(map(words.useless, useless)))
     return text
 
 
@@ -120,23 +124,19 @@ def _draw_split(split: Sequence[TimeShare]) -> str:
         return ""
     parts, rows = [], []
     for one in split:
-        tone, share = charts.find_tone(one.name), one.share
-        idle = one.exposed_s_per_step
-        title = f"{one.name}: {words.seconds(one.seconds_per_step)}, {words.share(share)}"
+        tone, share, idle = charts.find_tone(one.name), one.share, one.exposed_s_per_step
+        time = words.seconds(one.seconds_per_step)
+        title = f"{one.name}: {time}, {words.share(share)}"
         if is_number(idle) and one.seconds_per_step > 0:
-            exposed = share * words.clamp(idle / one.seconds_per_step)
+            exposed = share * clamp(idle / one.seconds_per_step)
             parts.append(("exposed", exposed, f"{title}, device idle"))
             parts.append(("hidden", share - exposed, f"{title}, device busy"))
         else:
             parts.append((tone, share, title))
-        detail = [f"device idle for {words.seconds(idle)} of it"] if idle is not None else []
-        rows.append(
-            f'<tr><td><i class="dot {tone}"></i>{show(one.name)}</td>'
-            f'<td class="number">{words.seconds(one.seconds_per_step)}</td>'
-            f'<td class="number">{words.share(share)}</td>'
-            f'<td class="soft">{show(", ".join([*detail, *([one.detail] if one.detail else [])]))}</td></tr>'
-        )
-    return f"{charts.draw_bar(parts)}<table>{''.join(rows)}</table>"
+        waited = "" if idle is None else f"device idle for {words.seconds(idle)} of it"
+        name = Drawn(f'<i class="dot {tone}"></i>{show(one.name)}')
+        rows.append((name, time, words.share(share), ", ".join(filter(None, (waited, one.detail)))))
+    return draw_bar(parts) + draw_table(rows, ("", "number", "number", "soft"))
 
 
 def _draw_sample(sample: Sequence[SamplePart]) -> str:
@@ -144,23 +144,19 @@ def _draw_sample(sample: Sequence[SamplePart]) -> str:
     largest = max((wall for wall in walls if is_number(wall)), default=0.0)
     if not largest > 0:
         return ""
-    rows = "".join(
-        f"<tr><td>{show(one.kind)}</td><td>{show(one.name)}</td>"
-        f'<td class="number">{words.seconds(wall)}</td><td class="number">{words.share(one.share)}</td>'
-        f'<td class="wide">{_states(one, largest)}</td></tr>'
+    rows = [
+        (one.kind, one.name, words.seconds(wall), words.share(one.share), _draw_states(one, largest))
         for one, wall in zip(sample, walls, strict=True)
-    )
+    ]
     total = words.seconds(sum(wall for wall in walls if is_number(wall)))
     head = f'<p class="soft">{total} per sample, where samples are made.</p>'
-    return f"{head}<table>{rows}</table>{draw_key(_STATES)}"
+    return head + draw_table(rows, ("", "", "number", "number", "wide aside")) + draw_key(_STATES)
 
 
-def _states(one: SamplePart, largest: float) -> str:
+def _draw_states(one: SamplePart, largest: float) -> str:
     states = (("cpu", one.cpu_s), ("queue", one.queue_s), ("blocked", one.blocked_s))
-    return charts.draw_bar(
-        [(tone, seconds, f"{tone} {words.seconds(seconds)}") for tone, seconds in states],
-        total=largest, small=True,
-    )  # fmt: skip
+    parts = ((tone, seconds, f"{tone} {words.seconds(seconds)}") for tone, seconds in states)
+    return draw_bar(parts, total=largest, small=True)
 
 
 def _draw_steps(diagnosis: Diagnosis) -> str:
@@ -182,24 +178,22 @@ def _draw_rates(rates: Sequence[Rate]) -> str:
         return ""
     # One rate far above all others would press those flat that are to be compared.
     end = 1.25 * known[-2] if len(known) > 1 and known[-1] > 3 * known[-2] else known[-1]
-    rows = "".join(
-        f"<tr><td>{show(one.title)}</td>"
-        f'<td class="number">{words.rate(one.samples_per_s)}</td>'
-        f'<td class="number soft">{words.number(one.low)} to {words.number(one.high)}</td>'
-        f'<td class="wide">{_rate_bar(one, end)}</td></tr>'
+    rows = (
+        (one.title, words.rate(one.samples_per_s), f"{words.number(one.low)} to {words.number(one.high)}",
+         _draw_rate(one, end))
         for one in rates
-    )
-    return f"<table>{rows}</table>"
+    )  # fmt: skip
+    return draw_table(rows, ("", "number", "number soft", "wide aside"))
 
 
-def _rate_bar(one: Rate, end: float) -> str:
+def _draw_rate(one: Rate, end: float) -> str:
     if not (is_number(one.samples_per_s) and end > 0):
         return ""
     tone = "exposed" if one.name == "real" else "cpu"
     if one.samples_per_s > 1.001 * end:
         tone += " cut"
     title = f"{words.rate(one.samples_per_s)}, {one.batches:,} batches"
-    return charts.draw_bar([(tone, one.samples_per_s / end, title)], small=True)
+    return draw_bar([(tone, one.samples_per_s / end, title)], small=True)
 
 
 def _draw_curves(diagnosis: Diagnosis) -> str:

@@ -7,7 +7,6 @@ measured: nothing here raises on either.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,15 +26,6 @@ from feedrate.units import (
 
 UNKNOWN = "unknown"
 _SPELT = ("B", "B/s", "share", "s")  # units of curves that are part of the number
-
-
-def clamp(value: float, low: float = 0.0, high: float = 1.0) -> float:
-    return min(high, max(low, value)) if math.isfinite(value) else low
-
-
-def place(value: float, start: float, end: float) -> float:
-    """Return where a value is between two others, from 0 to 1."""
-    return clamp((value - start) / (end - start)) if end > start else 0.0
 
 
 def _if_known(say: Callable[[float], str]) -> Callable[[float | None], str]:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of every page that a command writes with `--html`, and the one door to it (`show`).
+"""The frame of every page that a command writes with `--html`, the one door to it (`show`), and its parts.
 
 A page is one file that needs no network, no script and no other file. Its policy forbids the browser to fetch
 or run anything at all; pictures stand in it as data: URIs. What is not feedrate's own text goes through
-`show`.
+`show`. Sections, lists, tables, bars and scales look alike on all pages: they are drawn here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from feedrate.errors import clean
+from feedrate.units import clamp
 
 if TYPE_CHECKING:
     from feedrate.machine.results import Machine
@@ -54,9 +55,9 @@ article { border-top: 1px solid var(--line); padding: .75rem 0; }
 .track { position: relative; height: 1.1rem; margin: .3rem 0 0; border-radius:
   .2rem; background: var(--shade); }
 .track i { position: absolute; top: 0; bottom: 0; border-radius: .2rem; }
-.track .reach { background: var(--accent); opacity: .35; }
-.track .point { width: 4px; margin-left: -2px; background: var(--accent); }
-.track .one { width: 1px; background: var(--soft); border-radius: 0; }
+.track .reach { min-width: 2px; background: var(--accent); opacity: .35; }
+.track .point { min-width: 4px; margin-left: -2px; background: var(--accent); }
+.track .one { min-width: 1px; background: var(--soft); border-radius: 0; }
 .ticks { position: relative; height: 1.2rem; color: var(--soft); font-size: .8rem; }
 .ticks span { position: absolute; white-space: nowrap; transform: translateX(-50%); }
 .scale { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem; }
@@ -81,8 +82,9 @@ table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th { color: var(--soft); font-weight: 400; text-align: left; }
 th, td { padding: .2rem .75rem .2rem 0; vertical-align: top; border-bottom: 1px solid var(--line); }
 td:first-child { min-width: 6.5rem; }
+.best td { font-weight: 600; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.wide { width: 40%; }
+.wide { width: 40%; } .widest { width: 65%; }
 svg { display: block; width: 100%; }
 .chart { position: relative; border-bottom: 1px solid var(--line); margin-top: .5rem; }
 .chart .top { color: var(--soft); font-size: .8rem; }
@@ -106,7 +108,7 @@ figcaption small { display: block; } .curves svg { height: 4.5rem; }
 .facts dt { color: var(--soft); } .facts dd { margin: 0; }
 @media (max-width: 40rem) { .remedy { grid-template-columns: 1fr; }
   .facts { grid-template-columns: 1fr; gap: 0; } .facts dd { margin-bottom: .4rem; }
-  .wide { display: none; } .number.soft { white-space: normal; } }
+  .aside { display: none; } .number.soft { white-space: normal; } }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   article, figure, .chart, tr { break-inside: avoid; } h2 { break-after: avoid; } }
@@ -132,6 +134,73 @@ def draw_points(texts: Iterable[str]) -> str:
 def draw_facts(facts: Iterable[tuple[str, str]]) -> str:
     rows = "".join(f"<dt>{show(name)}</dt><dd>{show(text)}</dd>" for name, text in facts if text)
     return f'<dl class="facts">{rows}</dl>' if rows else ""
+
+
+class Drawn(str):
+    """HTML that is drawn already."""
+
+    __slots__ = ()
+
+
+def draw_table(
+    rows: Iterable[Sequence[str]],
+    kinds: Sequence[str],
+    heads: Sequence[str] = (),
+    best: Sequence[str] | None = None,
+) -> str:
+    """Return a table, or nothing where it has no rows.
+
+    Args:
+        kinds: classes of the columns: number, soft, wide, aside (not on narrow screens), or none.
+        best: the row that is set apart.
+    """
+    head = _draw_row("th", heads, kinds) if heads else ""
+    lines = "".join(_draw_row("td", row, kinds, "best" if row is best else "") for row in rows)
+    return f"<table>{head}{lines}</table>" if lines else ""
+
+
+def _draw_row(tag: str, cells: Sequence[str], kinds: Sequence[str], tone: str = "") -> str:
+    drawn = (cell if isinstance(cell, Drawn) else show(cell) for cell in cells)
+    row = "".join(f"<{tag}{_name_class(k)}>{cell}</{tag}>" for cell, k in zip(drawn, kinds, strict=True))
+    return f"<tr{_name_class(tone)}>{row}</tr>"
+
+
+def _name_class(name: str) -> str:
+    return f' class="{name}"' if name else ""
+
+
+def draw_bar(parts: Iterable[tuple[str, float, str]], *, total: float = 1.0, small: bool = False) -> Drawn:
+    """Return one bar of (colour, size, tooltip); what is missing to `total` stays empty."""
+    spans, left = [], 1.0
+    for tone, size, title in parts:
+        # Shares of flex below one in sum leave room empty: they are of the whole bar, always.
+        size = clamp(size / total, 0.0, max(left, 0.0))
+        left -= size
+        if size > 0:
+            spans.append(f'<span class="{tone}" style="flex: {size:.6g} 0 0" title="{show(title)}"></span>')
+    if left > 1e-9:
+        spans.append(f'<span style="flex: {left:.6g} 0 0"></span>')
+    return Drawn(f'<div class="bar{" small" if small else ""}" role="presentation">{"".join(spans)}</div>')
+
+
+def draw_track(marks: Iterable[tuple[str, float, float]]) -> Drawn:
+    """Return marks on a scale: their classes, and where each begins and ends, from 0 to 1."""
+    drawn = "".join(
+        f'<i class="{tone}" style="left: {start:.2%}; width: {end - start:.2%}"></i>'
+        for tone, start, end in marks
+    )
+    return Drawn(f'<div class="track" role="presentation">{drawn}</div>')
+
+
+def draw_ticks(ticks: Iterable[tuple[float, str]]) -> Drawn:
+    """Return a scale's numbers, each at its place from 0 to 1."""
+    drawn = "".join(f'<span style="left: {at:.2%}">{text}</span>' for at, text in ticks)
+    return Drawn(f'<div class="ticks">{drawn}</div>')
+
+
+def draw_article(title: str, body: str) -> str:
+    """Return one thing of a section: its title, in one line, and HTML below it."""
+    return f"\n<article>\n<h3>{show(title)}</h3>\n{body}</article>"
 
 
 def draw_key(parts: Iterable[tuple[str, str]]) -> str:

@@ -10,28 +10,44 @@ from feedrate.figures import Figure
 from feedrate.machine.results import StoreSpeed
 from feedrate.plan.results import FIRST, LATER, Node, Plan, Survey, Way
 from feedrate.report.figures import TIE, describe_origin, find_spread, say_bounds, say_value, short_time
-from feedrate.report.page import draw_facts, draw_frame, draw_key, draw_points, draw_section, show
+from feedrate.report.page import (
+    Drawn,
+    draw_bar,
+    draw_facts,
+    draw_frame,
+    draw_key,
+    draw_points,
+    draw_section,
+    draw_table,
+    draw_ticks,
+    draw_track,
+    show,
+)
 from feedrate.report.plan import describe_gpus, list_columns, list_unfit
-from feedrate.units import format_count, format_duration, format_percent, format_seconds, is_number
+from feedrate.units import (
+    format_count,
+    format_duration,
+    format_percent,
+    format_seconds,
+    is_number,
+    place,
+)
 
 _STYLE = """
-.way { display: grid; grid-template-columns: minmax(0, 15rem) minmax(0, 1fr) 10rem; gap: 0 1rem;
-  align-items: center; padding: .2rem 0; border-top: 1px solid var(--line); }
-.way.best { font-weight: 600; } .way .time { text-align: right; font-variant-numeric: tabular-nums; }
-.way .time small { display: block; font-weight: 400; } .way svg { height: 1.5rem; }
-.way .ticks span:last-child { transform: translateX(-100%); }
-.way .whole { stroke: var(--text); stroke-width: 1.5; vector-effect: non-scaling-stroke; }
+.ways td { vertical-align: middle; } .ways small { display: block; font-weight: 400; }
+.ways tr:last-child td { border: none; } .ways .bar { height: 1.1rem; margin: .2rem 0 .1rem; }
+.ways .track { height: 2px; margin: 0; background: none; } .ways .track i { background: var(--text); }
+.ways .ticks span:last-child { transform: translateX(-100%); }
 .scroll { overflow-x: auto; } .scroll table { font-size: .85rem; } .scroll .number { padding-right: .6rem; }
 .scroll th { white-space: normal; vertical-align: bottom; } .scroll .words { white-space: nowrap; }
-td, th { overflow-wrap: normal; } td:first-child { min-width: 9rem; } .best td { font-weight: 600; }
-@media (max-width: 40rem) { .way { grid-template-columns: 1fr auto; }
-  .way .bars { grid-column: 1 / 3; grid-row: 2; } .way .time small, .between { display: none; } }
+td, th { overflow-wrap: normal; } td:first-child { min-width: 9rem; }
+@media (max-width: 40rem) { .ways tr { display: grid; grid-template-columns: 1fr auto; }
+  .ways .widest { grid-column: 1 / 3; grid-row: 2; width: auto; } .ways small { display: none; } }
 """
 _KEY = (
     ("copy", "before training: packing, staging"), ("forward", "first epoch"), ("optimizer", "later epochs"),
 )  # fmt: skip
 _LABELS, _TONES = {FIRST: "first epoch", LATER: "later epochs"}, {FIRST: "forward", LATER: "optimizer"}
-_HEIGHT, _WIDTH = 24, 1000
 # What a scale may be divided by: seconds, minutes, hours, days, years.
 _STEPS = (
     *(0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30), *(60 * n for n in (1, 2, 5, 10, 20, 30)),
@@ -82,38 +98,25 @@ def _draw_bars(ways: Sequence[Way], best: Way | None, most: float) -> str:
     if not any(totals):
         return ""
     end = min(max(totals), most or math.inf) * 1.02
-    rows = "".join(_draw_way(way, is_best=way is best, end=end) for way in ways)
+    rows = [_draw_way(way, end) for way in ways]
+    chosen = next((row for row, way in zip(rows, ways, strict=True) if way is best), None)
     legend = "On one scale, from the command to the end of the run. The line: between which bounds it ends."
     legend += " What is longer than twice reading in place goes on." if max(totals) > end else ""
-    scale = f'<div class="way"><span></span><div class="bars">{_draw_ticks(end)}</div><span></span></div>'
-    return f'<p class="soft">{legend}</p>{rows}{scale}{draw_key(_KEY)}'
+    table = draw_table([*rows, ("", _draw_scale(end), "")], ("", "widest", "number"), best=chosen)
+    return f'<p class="soft">{legend}</p><div class="ways">{table}</div>{draw_key(_KEY)}'
 
 
-def _draw_way(way: Way, *, is_best: bool, end: float) -> str:
-    shapes, left = [], 0.0
-    for part, seconds in way.timeline:
-        tone, x = _TONES.get(part, "copy"), _place(left, end)
-        right = _place(left + seconds, end) if is_number(seconds) else 0.0
-        if right > x:
-            shapes.append(
-                f'<rect class="{tone}" x="{x:.2f}" y="2" width="{right - x:.2f}" height="{_HEIGHT - 8}">'
-                f"<title>{show(_LABELS.get(part, part))}: {format_seconds(seconds)}</title></rect>"
-            )
-            left += seconds
-    low, high = (
-        _place(bound, end) if is_number(bound) else 0.0 for bound in (way.total_s.low, way.total_s.high)
-    )
-    line = f'<line class="whole" x1="{low:.2f}" x2="{high:.2f}" y1="{_HEIGHT - 3}" y2="{_HEIGHT - 3}"/>'
-    said = short_time(way.total_s, has_spread=False)
-    parts = "; ".join(
-        f"{_LABELS.get(part, part)} {format_seconds(s)}" for part, s in way.timeline if is_number(s) and s > 0
-    )
-    return (
-        f'<div class="way{" best" * is_best}"><span>{show(way.name)}</span><div class="bars">'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{show(parts)}">{"".join(shapes)}{line}</svg></div>'
-        f'<span class="time">{show(said)} <small>{show(_say_bounds(way.total_s))}</small></span></div>'
-    )
+def _draw_way(way: Way, end: float) -> tuple[str, ...]:
+    """Return the row of a way: its name, its bar with the bounds of the end below, and how long it takes."""
+    bar = draw_bar(
+        ((_TONES.get(part, "copy"), s, f"{_LABELS.get(part, part)}: {format_seconds(s)}")
+         for part, s in way.timeline if is_number(s)),
+        total=end,
+    )  # fmt: skip
+    bounds = draw_track([("", place(way.total_s.low, 0, end), place(way.total_s.high, 0, end))])
+    said = show(short_time(way.total_s, has_spread=False))
+    time = Drawn(f"{said} <small>{show(_say_bounds(way.total_s))}</small>")
+    return way.name, Drawn(bar + bounds), time
 
 
 def _say_bounds(figure: Figure) -> str:
@@ -121,17 +124,10 @@ def _say_bounds(figure: Figure) -> str:
     return " to ".join(bounds) if find_spread(figure) else ""
 
 
-def _place(seconds: float, end: float) -> float:
-    return _WIDTH * min(max(seconds / end, 0.0), 1.0)
-
-
-def _draw_ticks(end: float) -> str:
+def _draw_scale(end: float) -> str:
     step = next((one for one in _STEPS if end / one <= 5), end)
-    at = [n * step for n in range(int(end / step) + 1)]
-    return '<div class="ticks">' + "".join(
-        f'<span style="left: {_place(one, end) / _WIDTH:.2%}">{_name_tick(one)}</span>'
-        for one in at
-    ) + "</div>"  # fmt: skip
+    at = (n * step for n in range(int(end / step) + 1))
+    return draw_ticks((place(one, 0, end), _name_tick(one)) for one in at)
 
 
 def _name_tick(seconds: float) -> str:
@@ -141,22 +137,12 @@ def _name_tick(seconds: float) -> str:
 
 def _draw_table(plan: Plan, ways: Sequence[Way], best: Way | None) -> str:
     columns = list_columns(plan, is_full=True, has_spread=True)
-    kinds = [*["number"] * (len(columns) - 1), "words"]
-    heads = "".join(
-        f'<th class="{kind}">{show(" ".join(filter(None, head)))}</th>'
-        for (head, _), kind in zip(columns, kinds, strict=True)
-    )
-    rows = "".join(
-        f'<tr class="{"best" if way is best else ""}"><td>{show(way.name)}</td>'
-        + "".join(
-            f'<td class="{kind}">{show(say(way))}</td>' for (_, say), kind in zip(columns, kinds, strict=True)
-        )
-        + "</tr>"
-        for way in ways
-    )
+    heads = ("way", *(" ".join(head).strip() for head, _ in columns))
+    rows = {way.code: (way.name, *(say(way) for _, say in columns)) for way in ways}
+    kinds = ("", *["number"] * (len(columns) - 1), "words")
+    table = draw_table(rows.values(), kinds, heads, rows.get(best.code) if best else None)
     legend = "* assumed, or computed from what is assumed; ° from stored measurements; see the tables below."
-    table = f'<div class="scroll"><table><tr><th>way</th>{heads}</tr>{rows}</table></div>'
-    return f'{table}<p class="soft">{legend}</p>'
+    return f'<div class="scroll">{table}</div><p class="soft">{legend}</p>'
 
 
 def _draw_survey(survey: Survey) -> str:
@@ -214,12 +200,9 @@ def _list_store(name: str, store: StoreSpeed) -> list[tuple[str, Figure | None, 
 
 
 def _draw_figures(rows: Iterable[tuple[str, Figure | None, str]]) -> str:
-    drawn = "".join(
-        f'<tr><td>{show(name)}</td><td class="number">{show(say_value(one.value, unit))}</td>'
-        f'<td class="between soft">{show(say_bounds(one, unit))}</td>'
-        f"<td>{show(describe_origin(one))}</td></tr>"
+    cells = (
+        (name, say_value(one.value, unit), say_bounds(one, unit), describe_origin(one))
         for name, one, unit in rows
         if one is not None and is_number(one.value)
     )
-    heads = '<th class="number">value</th><th class="between">between</th><th>where from</th>'
-    return f"<table><tr><th>figure</th>{heads}</tr>{drawn}</table>"
+    return draw_table(cells, ("", "number", "soft aside", ""), ("figure", "value", "between", "where from"))

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 
 from feedrate.packing.results import Oddity, PackDescription, Picture, Quality, Sheet
 from feedrate.report.check import describe_fields
-from feedrate.report.page import draw_facts, draw_frame, draw_section, show, show_sentence
+from feedrate.report.page import (
+    draw_article,
+    draw_bar,
+    draw_facts,
+    draw_frame,
+    draw_section,
+    draw_table,
+    show,
+    show_sentence,
+)
 from feedrate.report.quality import (
     describe_classes,
     describe_code,
@@ -28,10 +37,6 @@ _TONES = {"kept": "copy", "rejected": "exposed", "normalised": "validation", "ma
 # What a small picture looks like.
 _LOOKS = {"blank": "Blank", "dark": "Dark", "blurred": "Blurred, or without detail"}
 _STYLE = """
-.rows { display: grid; grid-template-columns: minmax(4rem, max-content) 1fr max-content; gap: .15rem .9rem;
-  align-items: center; font-size: .9rem; margin: .5rem 0; }
-.rows b { font-weight: 400; } .rows .number { color: var(--soft); }
-.rows i { display: block; height: .9rem; border-radius: .15rem; background: var(--accent); min-width: 1px; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(18rem, 1fr)); gap: 0 2.5rem; }
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: .75rem;
   margin: .5rem 0; }
@@ -56,7 +61,7 @@ def draw_sheet(description: PackDescription, sheet: Sheet) -> str:
         shown = [one for one in sheet.pictures if one.code == code]
         if shown:
             note = f"<p><small>Among {sheet.drawn:,} samples that were drawn at random.</small></p>"
-            odd += f"<article><h3>{words}</h3>{note}{_pictures_html(shown)}</article>"
+            odd += draw_article(words, note + _pictures_html(shown))
     sections = [
         draw_section("What deserves a look", odd),
         draw_section("Other samples", _pictures_html([one for one in sheet.pictures if not one.code])),
@@ -97,13 +102,10 @@ def _oddity_html(oddity: Oddity, quality: Quality, sheet: Sheet) -> str:
     )
     more = oddity.samples - len(oddity.examples)
     rest = f"<li class=soft>and {more:,} more</li>" if more > 0 else ""
-    return f"""
-<article>
-<h3>{show_sentence(describe_code(oddity.code))}</h3>
-<p class="done">{done}</p>
-{"".join(f"<p><small>{show_sentence(text)}.</small></p>" for text in words)}
-{_pictures_html(shown)}<ul>{examples}{rest}</ul>
-</article>"""
+    said = "".join(f"<p><small>{show_sentence(text)}.</small></p>" for text in words)
+    code = describe_code(oddity.code)
+    body = f'<p class="done">{done}</p>{said}{_pictures_html(shown)}<ul>{examples}{rest}</ul>'
+    return draw_article(code[:1].upper() + code[1:], body)
 
 
 def _pictures_html(pictures: Sequence[Picture]) -> str:
@@ -149,11 +151,9 @@ def _sizes_html(quality: Quality) -> str:
 def _bars_html(rows: Iterable[tuple[str, int, str]]) -> str:
     rows = list(rows)
     most = max((count for _, count, _ in rows), default=0)
-    if not rows or not most:
+    if not most:
         return ""
-    lines = "".join(
-        f'<b>{show(name)}</b><i style="width: {100 * count / most:.1f}%"></i>'
-        f'<span class="number">{show(text)}</span>'
-        for name, count, text in rows
+    drawn = (
+        (name, draw_bar([("cpu", count, text)], total=most, small=True), text) for name, count, text in rows
     )
-    return f'<div class="rows">{lines}</div>'
+    return draw_table(drawn, ("", "widest", "number soft"))

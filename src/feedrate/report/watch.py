@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from feedrate.report.lines import Line, Number, lay_out, shorten
-from feedrate.units import format_age, format_bytes, format_count, format_seconds, shell_quote
+from feedrate.units import clamp, format_age, format_bytes, format_count, format_seconds, shell_quote
 from feedrate.watch.results import (
     QUEUED,
     STORAGE,
@@ -250,7 +250,7 @@ def _rate(bytes_per_s: float) -> str:
 def _bar(share: float | None, size: int) -> str:
     if not size:
         return ""
-    filled = 0 if share is None else round(min(max(share, 0.0), 1.0) * size)
+    filled = 0 if share is None else round(clamp(share) * size)
     return f"[{'#' * filled}{'.' * (size - filled)}]"
 
 
