@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from feedrate.cli import COMMANDS, gone, main
+from feedrate.cli import COMMANDS, GONE_COMMANDS, GONE_OPTIONS, main
 from support.images import save_image
 
 
@@ -34,19 +34,19 @@ def test_a_value_that_is_refused_is_no_mistyped_option(capsys: pytest.CaptureFix
     assert shown.endswith("hint: see 'feedrate stage --help'\n")
 
 
-@pytest.mark.parametrize("words", sorted(gone.COMMANDS))
+@pytest.mark.parametrize("words", sorted(GONE_COMMANDS))
 def test_a_command_that_is_gone_is_answered_with_what_to_type(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = f"error: 'feedrate {words}' is gone\n\nhint: {gone.COMMANDS[words]}\n"
+    told = f"error: 'feedrate {words}' is gone\n\nhint: {GONE_COMMANDS[words]}\n"
     assert usage_error(capsys, *words.split(), "x") == told
 
 
-@pytest.mark.parametrize(("command", "option"), sorted(gone.OPTIONS))
+@pytest.mark.parametrize(("command", "option"), sorted(GONE_OPTIONS))
 def test_an_option_that_is_gone_is_answered_with_what_to_type(
     command: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = f"error: 'feedrate {command} {option}' is gone\n\nhint: {gone.OPTIONS[command, option]}\n"
+    told = f"error: 'feedrate {command} {option}' is gone\n\nhint: {GONE_OPTIONS[command, option]}\n"
     assert usage_error(capsys, *command.split(), "x", "y", option, "1") == told
     assert usage_error(capsys, *command.split(), option, "python", "x.py", "--once") == told
 

@@ -38,7 +38,6 @@ OTHERS_SAY = {
     ("machine/process.py", "' mounted on '"): "Linux, in mountstats",
     ("machine/process.py", "'per-op statistics'"): "Linux, in mountstats",
     ("model/gpus.py", "'pcie'"): "NVIDIA, in the name of a GPU",
-    ("report/doctor_words.py", "words.endswith"): "the names of numbers, which end in their unit",
 }
 # Ours, without a code yet.
 WAITING = {

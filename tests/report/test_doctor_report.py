@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedrate import RandomErasing, RandomResizedCrop
-from feedrate.cli.output import dump_document
+from feedrate.cli.output import clean_values, dump_document
 from feedrate.doctor.analyse.call_draft import write_code
 from feedrate.doctor.findings.catalogue import CATALOGUE
 from feedrate.doctor.results import Diagnosis, HotLine, Remedy, TimeShare
@@ -126,10 +126,16 @@ def test_what_gives_nothing_is_named_with_the_reason() -> None:
 
 
 def test_text_from_the_run_cannot_steer_the_terminal() -> None:
-    text = draw_diagnosis(make_nasty())
+    text = draw_diagnosis(clean_values(make_nasty()))
     assert "\x1b" not in text
     assert all(line.isprintable() for line in text.splitlines())
     assert r"\x1b[31m\n\udcff" in text
+
+
+def test_code_to_paste_keeps_its_lines_at_the_door_and_nothing_else_does() -> None:
+    remedy = replace(make_coded().remedies[0], code="a = 1\nb = '\x1b'\n", title="a\nb")
+    cleaned = clean_values(replace(make_coded(), remedies=(remedy,))).remedies[0]
+    assert (cleaned.code, cleaned.title) == ("a = 1\nb = '\\x1b'\n", "a\\nb")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +161,7 @@ def without_code(diagnosis: Diagnosis) -> Diagnosis:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=examples(80))
 def test_any_diagnosis_is_drawn_on_at_most_30_lines(seed: int) -> None:
-    diagnosis = make_odd(random.Random(seed))
+    diagnosis = clean_values(make_odd(random.Random(seed)))
     assert len(draw_diagnosis(without_code(diagnosis)).splitlines()) <= 30
     assert draw_diagnosis(diagnosis).startswith(draw_diagnosis(without_code(diagnosis)))
     assert draw_doctor_page(diagnosis).encode()
@@ -195,7 +201,7 @@ def make_coded() -> Diagnosis:
 
 
 def test_code_to_paste_stands_below_the_screen_line_by_line() -> None:
-    text = draw_diagnosis(make_coded())
+    text = draw_diagnosis(clean_values(make_coded()))
     screen, _, below = text.partition("\nThe code to ")
     assert screen == draw_diagnosis(make_decode_bound())
     assert "\n".join(f"  {line}".rstrip() for line in CODE.rstrip().split("\n")) in below

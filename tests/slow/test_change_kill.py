@@ -26,7 +26,7 @@ RUN = """
 import os, pathlib, shutil, signal, sys
 import feedrate.packing
 import feedrate.packing.change.append, feedrate.packing.change.entries
-import feedrate.report.change, feedrate.report.progress, pyarrow
+import feedrate.report.pack, feedrate.report.progress, pyarrow
 from feedrate.cli import main
 folder, moments = pathlib.Path(os.environ["FOLDER"]), os.environ["MOMENTS"].split()
 WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.unlink", "fcntl.flock")

@@ -24,7 +24,7 @@ from feedrate.cli import main
 import feedrate.packing, feedrate.packing.build.engine, feedrate.packing.change.append
 import feedrate.packing.change.columns, feedrate.packing.change.split
 import feedrate.packing.check.unpack, feedrate.packing.indexing.local, feedrate.scratch.commands
-import feedrate.report.pack, feedrate.report.change, feedrate.report.check, feedrate.report.scratch
+import feedrate.report.pack, feedrate.report.check, feedrate.report.scratch
 import feedrate.report.progress, h5py, pyarrow
 faults = ctypes.CDLL(os.environ["LD_PRELOAD"])
 faults.faults_where.restype = ctypes.c_char_p

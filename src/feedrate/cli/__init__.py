@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from feedrate.cli import gone
 from feedrate.cli.output import check_targets, ended_like_an_interrupt, show
 from feedrate.errors import FeedrateError
 
@@ -134,6 +133,28 @@ def find_command(name: str) -> ModuleType:
     return importlib.import_module(f"feedrate.cli.{name.replace('-', '_')}")
 
 
+# Commands and options of earlier versions, and what to type today; an entry stays for one version.
+GONE_COMMANDS: dict[str, str] = {
+    "fidelity": "compare samples of a pack with Pillow's pixels: feedrate verify PACK --pixels 200",
+    "merge": "add one pack to another: feedrate append OTHER_PACK PACK",
+    "bench kernel": "decoder against decoder is a script of the repository: python benchmarks/decoders.py",
+    "quality": "read what packing found out: feedrate ls PACK --quality, with pictures --html PAGE",
+    "warm": "load a pack into memory: feedrate stage PACK --warm",
+}
+
+GONE_OPTIONS: dict[tuple[str, str], str] = {
+    ("index", "--to"): "name the folder in the second word: feedrate index PATH TARGET",
+    ("pack", "--html"): "look at the pack: feedrate ls PACK --html PAGE",
+    ("stage", "--to"): "name the folder as elsewhere: feedrate stage SOURCE --scratch DIR",
+    ("stage", "--nodes"): "start it on each node of the job: srun --ntasks-per-node=1 feedrate stage SOURCE",
+    ("bench machine", "--compare"): "lay its files side by side: feedrate bench machine --json PATH",
+    ("bench machine", "--markdown"): "share what --json writes: feedrate bench machine --json PATH",
+    ("speedtest", "--seconds"): "leave it out, or see fewer steps: feedrate speedtest --quick",
+    ("watch", "--"): "start it by itself, and watch it: python train.py & feedrate watch $!",
+    ("plan", "--machines"): "plan for each kind of node: feedrate plan DATASET --what-if cores=64 gpu=4xA100",
+}
+
+
 class Help(argparse.HelpFormatter):
     """Wraps a description at the terminal's width, but for its examples, which are indented: to be copied."""
 
@@ -189,14 +210,14 @@ class Parser(argparse.ArgumentParser):
         line = f"{self.prog} {' '.join(options)} ".partition(" ")[2]
         gone_options = [
             (command, option)
-            for command, option in gone.OPTIONS
+            for command, option in GONE_OPTIONS
             if option in options and line.startswith(f"{command} ")
         ]
-        if is_no_command and words in gone.COMMANDS:
-            message, hint = f"'feedrate {words}' is gone", gone.COMMANDS[words]
+        if is_no_command and words in GONE_COMMANDS:
+            message, hint = f"'feedrate {words}' is gone", GONE_COMMANDS[words]
         elif is_unknown and gone_options:
             message = f"'feedrate {' '.join(gone_options[0])}' is gone"
-            hint = gone.OPTIONS[gone_options[0]]
+            hint = GONE_OPTIONS[gone_options[0]]
         elif is_unknown and first.startswith("-"):
             message = f"{first} stands before the command"
             hint = f"options come after it: {self.prog} COMMAND ... {first}"

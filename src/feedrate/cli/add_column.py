@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.change.columns import ColumnOptions, add_column
-    from feedrate.report.change import draw_column
+    from feedrate.report.pack import draw_column
 
     options = read_options(ColumnOptions, arguments)
     return emit(arguments, "add-column", add_column(arguments.pack, arguments.table, options), draw_column)

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.change.append import AppendOptions, append
-    from feedrate.report.change import draw_append
+    from feedrate.report.pack import draw_append
     from feedrate.source.options import FieldSpec
 
     fields = arguments.fields

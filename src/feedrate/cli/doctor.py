@@ -25,6 +25,7 @@ from feedrate.cli.arguments import number, positive, read_command, share
 from feedrate.cli.output import (
     add_json_arguments,
     check_target,
+    clean_values,
     emit,
     ended_like_an_interrupt,
     say,
@@ -35,7 +36,7 @@ from feedrate.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from feedrate.doctor.options import DoctorOptions
-    from feedrate.doctor.results import Diagnosis
+    from feedrate.doctor.results import Diagnosis, Verification
 
 DEFAULT_MAX_EXPOSED_WAIT = 0.05
 _NARROWEST, _WIDEST = 60, 120  # columns: longer lines are hard to read
@@ -58,17 +59,18 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Di
 
         return draw_doctor_page(diagnosis)
 
+    said = clean_values(diagnosis)
     if arguments.full:
         from feedrate.report.doctor import draw_full
 
         columns = shutil.get_terminal_size().columns
-        text = draw_full(diagnosis, min(max(columns, _NARROWEST), _WIDEST))
+        text = draw_full(said, min(max(columns, _NARROWEST), _WIDEST))
         show(text, sys.stderr if arguments.json == "-" else sys.stdout)
     elif arguments.json != "-":
         from feedrate.report.doctor import draw_diagnosis
 
-        show(draw_diagnosis(diagnosis))
-    passed = check_wait(arguments, diagnosis)
+        show(draw_diagnosis(said))
+    passed = check_wait(arguments, said)
     if before is not None:
         passed = compare(arguments, diagnosis, before) and passed
     sys.stdout.flush()
@@ -76,7 +78,7 @@ def write_report(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Di
     if arguments.trace is not None:
         from feedrate.report.doctor_trace import draw_trace
 
-        write_text(arguments.trace, draw_trace(diagnosis))
+        write_text(arguments.trace, draw_trace(said))
         talk(f"wrote {arguments.trace}")
     if diagnosis.run.exit_code is None and not is_check(arguments):
         talk(f"exit code {ENDED_EARLY}: the command was ended before its own end")
@@ -109,7 +111,7 @@ def compare(arguments: argparse.Namespace, diagnosis: Diagnosis, before: Diagnos
     from feedrate.doctor.compare import compare_runs
     from feedrate.report.doctor_verify import draw_gate, draw_verification
 
-    verification = compare_runs(before, diagnosis, arguments.applied)
+    verification: Verification = clean_values(compare_runs(before, diagnosis, arguments.applied))
     stream = sys.stderr if arguments.json == "-" else sys.stdout
     show("\n" + draw_verification(verification), stream)
     if arguments.max_slowdown is None:

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _set_entries(arguments: argparse.Namespace, pack: str) -> int:
     from feedrate.packing.change.entries import set_entries
-    from feedrate.report.change import draw_entries
+    from feedrate.report.pack import draw_entries
 
     say(f"new entry points for {pack}")
     with open_bar() as bar:

@@ -184,17 +184,24 @@ def show_result(draw: Callable[..., str], result: Any, stream: TextIO | None = N
 
 
 def clean_values(value: Any) -> Any:
-    """Return a result with every text in it as one line that a terminal does not obey."""
+    """Return a result with every text in it as one line that a terminal does not obey.
+
+    A field whose metadata say `has_lines` keeps its lines: code to paste.
+    """
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
         return {clean_values(name): clean_values(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        cleaned = map(clean_values, value)
-        return type(value)(*cleaned) if hasattr(value, "_fields") else tuple(cleaned)
+        listed = map(clean_values, value)
+        return type(value)(*listed) if hasattr(value, "_fields") else tuple(listed)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [one.name for one in dataclasses.fields(value) if one.init]
-        return dataclasses.replace(value, **{name: clean_values(getattr(value, name)) for name in fields})
+        fields = {one: getattr(value, one.name) for one in dataclasses.fields(value) if one.init}
+        cleaned = {
+            one.name: clean_lines(given) if given and "has_lines" in one.metadata else clean_values(given)
+            for one, given in fields.items()
+        }
+        return dataclasses.replace(value, **cleaned)
     return value
 
 

@@ -57,7 +57,7 @@ class _Stratify(argparse.Action):
 
 def run(arguments: argparse.Namespace) -> int:
     from feedrate.packing.change.split import SplitOptions, extend_split, parse_shares, split
-    from feedrate.report.change import draw_split
+    from feedrate.report.pack import draw_split
 
     if arguments.extend:
         if arguments.parts or arguments.files:

@@ -61,7 +61,7 @@ class Remedy:
     change: str | None = None
     basis: str = "predicted"
     note: str = ""
-    code: str | None = None
+    code: str | None = field(default=None, metadata={"has_lines": True})
     left_out: tuple[str, ...] = ()
 
     @property

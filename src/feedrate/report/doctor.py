@@ -19,7 +19,6 @@ from feedrate.doctor.results import (
     TimeShare,
     name_phase,
 )
-from feedrate.errors import clean
 from feedrate.report import doctor_words as words
 from feedrate.report.lines import Command, Line, Number, count_cells, cut, lay_out, pad, shorten, wrap
 from feedrate.report.page import describe_machine
@@ -82,7 +81,7 @@ def _run(remedies: Sequence[Remedy]) -> list[str]:
     one = next((one for one in remedies if one.name == RUN and one.helps), None)
     if one is None or one.command is None:
         return []
-    return ["", f"Without an edit, {one.gain}:", f"  $ {shorten(clean(one.command), _LONGEST_COMMAND)}"]
+    return ["", f"Without an edit, {one.gain}:", f"  $ {shorten(one.command, _LONGEST_COMMAND)}"]
 
 
 def _code(remedies: Sequence[Remedy]) -> list[str]:
@@ -91,14 +90,14 @@ def _code(remedies: Sequence[Remedy]) -> list[str]:
     one = next((one for one in helping if one.code), None)
     if one is None or one.code is None:
         return []
-    lines = ["", *_wrap(f"The code to {clean(one.title)}, {one.gain}:", 3), ""]
+    lines = ["", *_wrap(f"The code to {one.title}, {one.gain}:", 3), ""]
     if one.command:
-        lines += [f"  $ {shorten(clean(one.command), _LONGEST_COMMAND)}", ""]
-    lines += [f"  {clean(line)}".rstrip() for line in one.code.rstrip().split("\n")]
+        lines += [f"  $ {shorten(one.command, _LONGEST_COMMAND)}", ""]
+    lines += [f"  {line}".rstrip() for line in one.code.rstrip().split("\n")]
     if one.left_out:
         lines += ["", LEFT_OUT]
         for text in one.left_out[:_MOST_LEFT_OUT]:
-            lines += _wrap(clean(text), 3, "  - ")
+            lines += _wrap(text, 3, "  - ")
         more = len(one.left_out) - _MOST_LEFT_OUT
         lines += [f"  - {more} more: see --full, --html or --json"] if more > 0 else []
     return lines
@@ -119,7 +118,7 @@ def _draw(diagnosis: Diagnosis, room: _Room) -> list[str]:
             *(_useless(diagnosis.remedies, room.useless) if diagnosis.run.steps else []),
             *_warning(diagnosis.findings[1:]),
             *_others(diagnosis.findings, room.others),
-            *_list("not seen", map(clean, diagnosis.run.unseen), room.unseen),
+            *_list("not seen", diagnosis.run.unseen, room.unseen),
             *_line("doctor", f"{words.end(diagnosis.run)}; {words.overhead(diagnosis)}"),
         ],
     ]
@@ -149,7 +148,7 @@ def _shares(split: Sequence[TimeShare], room: _Room) -> list[str]:
         share, seconds = sum(one.share for one in rest), sum(one.seconds_per_step for one in rest)
         rest = [TimeShare("the rest", seconds, share, detail=names)] if share >= 0.005 else []
     shown = [*named, *rest]
-    width = min(_NAME, max((count_cells(clean(one.name)) for one in shown), default=0) + 1)
+    width = min(_NAME, max((count_cells(one.name) for one in shown), default=0) + 1)
     return [shorten(_share(one, width), _WIDTH) for one in shown]
 
 
@@ -162,7 +161,7 @@ def _share(one: TimeShare, width: int) -> str:
         # A wait that the device did not notice costs nothing: it is drawn lighter.
         exposed = round(len(bar) * clamp(idle / one.seconds_per_step))
         bar, detail = bar[:exposed].ljust(len(bar), "░"), f"device idle {words.seconds(idle)}"
-    name = f"  {shorten(clean(one.name), width - 1)}"
+    name = f"  {shorten(one.name, width - 1)}"
     time, share = words.seconds(one.seconds_per_step), words.share(one.share)
     return f"{pad(name, width + 2)}{bar:<{room}}{time:>10}{share:>6}  {detail}".rstrip()
 
@@ -181,7 +180,7 @@ def _sample(sample: Sequence[SamplePart]) -> list[str]:
     for one in parts:
         kinds[one.kind] += one.cpu_s + one.queue_s + one.blocked_s
     most = sorted(kinds.items(), key=lambda item: -item[1])[:3]
-    named = [f"{clean(kind)} {words.share(seconds / wall)}" for kind, seconds in most]
+    named = [f"{kind} {words.share(seconds / wall)}" for kind, seconds in most]
     how = ", ".join(f"{words.share(s / wall)} {name}" for name, s in states.items() if s / wall >= 0.1)
     return _line("a sample", _fit(f"{words.seconds(wall)}: ", named, f"; {how}"))
 
@@ -197,7 +196,7 @@ def _hottest(diagnosis: Diagnosis, most: int) -> list[str]:
     if any(hot.place in text for text, _ in _fit_evidence(diagnosis.findings, most)):
         return []
     place = words.without_folders(hot.place)
-    source = f": {clean(hot.source)}" if hot.source else ""
+    source = f": {hot.source}" if hot.source else ""
     return _line(
         "hot line", shorten(f"{words.share(hot.share)} of the workers' time: {place}{source}", _WIDTH)
     )
@@ -230,9 +229,9 @@ def _cures(remedies: Sequence[Remedy]) -> list[str]:
     """Of a run that ended before its first step nothing can be predicted; there is something to do first."""
     lines = ["What to do:"]
     for one in remedies[:2]:
-        lines += _wrap(clean(one.title), 2, "  ")
-        lines += [f"    {shorten(clean(one.change), _LONGEST_COMMAND)}"] if one.change else []
-        lines += _wrap(clean(one.note), 2, "    ") if one.note else []
+        lines += _wrap(one.title, 2, "  ")
+        lines += [f"    {shorten(one.change, _LONGEST_COMMAND)}"] if one.change else []
+        lines += _wrap(one.note, 2, "    ") if one.note else []
     return lines if remedies else []
 
 
@@ -241,20 +240,20 @@ def _remedy(one: Remedy, *, has_notes: bool) -> list[str]:
     if one.basis == "measured":
         text += " (tried)"
     if one.next_bottleneck:
-        text += f"; then {clean(one.next_bottleneck)}"
+        text += f"; then {one.next_bottleneck}"
     if not has_notes and len(one.note) <= _SHORT_NOTE:
         # A warning ("may cost accuracy") is short; how a gain comes about is long, and stands on the page.
-        text += f" ({clean(one.note)})" if one.note else ""
+        text += f" ({one.note})" if one.note else ""
     indent = " " * _GAIN
     gain = shorten(one.gain, _GAIN - 3)
     lines = _wrap(text, 2, f"  {gain}".ljust(_GAIN))
     # What is to be typed is not cut at the edge of the screen: it has to be copied.
     if one.command and one.name != RUN:  # which the report ends with
-        lines.append(f"{indent}$ {shorten(clean(one.command), _LONGEST_COMMAND)}")
+        lines.append(f"{indent}$ {shorten(one.command, _LONGEST_COMMAND)}")
     if one.change and (has_notes or not one.command):
-        lines.append(f"{indent}{shorten(clean(one.change), _LONGEST_COMMAND)}")
+        lines.append(f"{indent}{shorten(one.change, _LONGEST_COMMAND)}")
     if has_notes and one.note:
-        lines += _wrap(clean(one.note), 1, indent)
+        lines += _wrap(one.note, 1, indent)
     return lines
 
 
@@ -272,7 +271,7 @@ def _warning(findings: Sequence[Finding]) -> list[str]:
 
 def _others(findings: Sequence[Finding], most: int) -> list[str]:
     told = [
-        f"{clean(one.code)} {words.share(one.share)}{words.reason(one, findings)}: {clean(one.title)}"
+        f"{one.code} {words.share(one.share)}{words.reason(one, findings)}: {one.title}"
         for one in findings[1:]
         if one.code != CONTENDED
     ]
@@ -325,12 +324,7 @@ def draw_full(diagnosis: Diagnosis, width: int = 80) -> str:
     for title, body in _list_sections(diagnosis, width):
         told = [line for line in body if isinstance(line, Command) or "".join(line).strip()]
         lines += ["", title, *told] if told else []
-    return lay_out(map(_clean, lines), width, cuts=True)
-
-
-def _clean(line: Line) -> Line:
-    cells = [type(cell)(clean(cell)) for cell in ((line,) if isinstance(line, str) else line)]
-    return cells[0] if isinstance(line, str) else tuple(cells)
+    return lay_out(lines, width, cuts=True)
 
 
 def _list_sections(diagnosis: Diagnosis, width: int) -> Iterator[tuple[str, Iterable[Line]]]:

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, zip_longest
 
 from feedrate.doctor.results import Curve, Diagnosis, StepRow
-from feedrate.errors import clean
 from feedrate.report import doctor_words as words
 
 _ORDER = ("copy", "forward", "backward", "optimizer", "sync", "save", "validation")
@@ -44,7 +43,7 @@ def draw_trace(diagnosis: Diagnosis) -> str:
         "displayTimeUnit": "ms",
         "otherData": {
             "verdict": words.verdict(diagnosis),
-            "command": [clean(word) for word in diagnosis.command],
+            "command": diagnosis.command,
             "layout": "parts of a step are in order, but their exact beginnings are not known",
         },
     }
@@ -66,14 +65,14 @@ def _phases(rows: Sequence[StepRow]) -> Iterator[Event]:
     for steps, following in zip_longest(phases, phases[1:]):
         start, end = steps[0].start_s, max(one.start_s + one.wall_s for one in steps)
         end = min(end, following[0].start_s) if following else end
-        name, count = clean(steps[0].phase), {"steps": len(steps)}
+        name, count = steps[0].phase, {"steps": len(steps)}
         yield _span(name, "phase", steps[0].rank, _PHASES, start, end - start, count)
 
 
 def _step(row: StepRow, number: int) -> Iterator[Event]:
     wall = max(0.0, row.wall_s)
     end = row.start_s + wall
-    args = {"phase": clean(row.phase)}
+    args = {"phase": row.phase}
     yield _span(f"step {number}", "step", row.rank, _STEPS, row.start_s, wall, args)
     wait = _bounded(row.wait_s, wall)
     now = row.start_s
@@ -87,7 +86,7 @@ def _step(row: StepRow, number: int) -> Iterator[Event]:
     for name in dict.fromkeys([*(name for name in _ORDER if name in row.parts), *row.parts]):
         length = _bounded(row.parts[name], end - now)
         if length > 0:
-            yield _span(clean(name), "part", row.rank, _STEPS, now, length, args)
+            yield _span(name, "part", row.rank, _STEPS, now, length, args)
             now += length
 
 
@@ -109,8 +108,8 @@ def _span(
 
 
 def _counter(curve: Curve) -> Iterator[Event]:
-    name = f"{clean(curve.name)} ({clean(curve.unit)})"
+    name = f"{curve.name} ({curve.unit})"
     for at, value in zip(curve.times_s, curve.values, strict=False):
         if value is not None and math.isfinite(value) and _is_time(at):
             yield {"name": name, "ph": "C", "ts": round(at * 1e6, 3), "pid": _MACHINE, "tid": 0,
-                   "args": {clean(curve.unit) or "value": value}}  # fmt: skip
+                   "args": {curve.unit or "value": value}}  # fmt: skip

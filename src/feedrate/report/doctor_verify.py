@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from feedrate.doctor.results import Diagnosis, PartChange, Verification
-from feedrate.errors import clean
 from feedrate.report import doctor_words as words
 from feedrate.units import format_count, is_number
 
@@ -16,7 +15,7 @@ def draw_verification(verification: Verification) -> str:
     """Return predicted against actual, and what else is not as it was, in plain lines."""
     v = verification
     if v.differs:
-        what = f"Not comparable: the two runs are of different things ({'; '.join(map(clean, v.differs))})."
+        what = f"Not comparable: the two runs are of different things ({'; '.join(v.differs)})."
         return f"{what}\nGive --verify the document of an earlier run of this training.\n"
     lines = [
         _describe_outcome(v),
@@ -26,10 +25,10 @@ def draw_verification(verification: Verification) -> str:
         *_lines("predicted", _describe_prediction(v)),
         *_lines("actual", f"{words.factor(v.actual_speedup)}{_describe_range(v)}"),
         *_lines("idle", _describe_wait(v)),
-        *_lines("changed", *(map(clean, v.changed) if v.changed else ["nothing that the doctor can see"])),
+        *_lines("changed", *(v.changed or ["nothing that the doctor can see"])),
         *_lines("a step", *map(_describe_part, v.parts)),
         *_lines("findings", *_describe_findings(v)),
-        *_lines("note", *map(clean, v.notes)),
+        *_lines("note", *v.notes),
     ]
     return "\n".join([*lines, ""])
 
@@ -45,7 +44,7 @@ def draw_check(diagnosis: Diagnosis, limit: float) -> str:
     if diagnosis.keeps_wait_below(limit):
         return f"passed: {wait} (limit {words.share(limit)}{few}).\n"
     first = diagnosis.findings[0] if diagnosis.findings else None
-    why = f": {clean(first.code)}, {clean(first.title)}" if first else ""
+    why = f": {first.code}, {first.title}" if first else ""
     return f"failed: {wait} (limit {words.share(limit)}{few}){why}.\n"
 
 
@@ -66,7 +65,7 @@ def draw_gate(verification: Verification, limit: float) -> str:
 def _describe_company(v: Verification) -> str:
     """Return in which run others used the machine, and who; empty: in neither."""
     runs = ((v.busy_before, "the earlier run"), (v.busy_after, "this run"))
-    return " and ".join(f"in {run} ({clean(who)})" for who, run in runs if who)
+    return " and ".join(f"in {run} ({who})" for who, run in runs if who)
 
 
 def _describe_outcome(v: Verification) -> str:
@@ -88,7 +87,7 @@ def _describe_speed(rate: float, spread: tuple[float, float] | None) -> str:
 def _describe_prediction(v: Verification) -> str:
     if v.applied is None:
         return "--applied NAME says which remedy of the earlier run to hold against this one"
-    return f"{v.applied.gain} by '{clean(v.applied.title)}'"
+    return f"{v.applied.gain} by '{v.applied.title}'"
 
 
 def _describe_range(v: Verification) -> str:
@@ -113,12 +112,12 @@ def _describe_wait(v: Verification) -> str:
 
 def _describe_part(one: PartChange) -> str:
     old, new = ("0 s" if s is None else words.seconds(s) for s in (one.before_s, one.after_s))
-    return f"{clean(one.name)}: {old} -> {new}"
+    return f"{one.name}: {old} -> {new}"
 
 
 def _describe_findings(v: Verification) -> list[str]:
     named = (("gone", v.gone), ("new", v.new), ("still there", v.still))
-    told = [f"{word}: {', '.join(map(clean, codes))}" for word, codes in named if codes]
+    told = [f"{word}: {', '.join(codes)}" for word, codes in named if codes]
     return told or ["none, as before"]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from feedrate.doctor.results import Curve, Diagnosis, Finding, Remedy, RunFacts
-from feedrate.errors import clean
 from feedrate.units import (
     format_bytes,
     format_count,
@@ -46,17 +45,17 @@ def part_remedies(remedies: Iterable[Remedy]) -> tuple[list[Remedy], list[Remedy
 
 def verdict(diagnosis: Diagnosis) -> str:
     """Return the verdict, beginning with the code of the first finding where it does not name it."""
-    said = clean(diagnosis.verdict).strip()
+    said = diagnosis.verdict.strip()
     if not diagnosis.findings:
         return said or "nothing found: no cause costs enough to be named."
     first = diagnosis.findings[0]
-    return said if first.code in said else f"{clean(first.code)}: {said or clean(first.title)}"
+    return said if first.code in said else f"{first.code}: {said or first.title}"
 
 
 def reason(one: Finding, findings: Iterable[Finding]) -> str:
     """Return `, explained by CODE` where a finding before it is the reason."""
     code = next((other.code for other in findings if one.code in other.explains), None)
-    return f", explained by {clean(code)}" if code else ""
+    return f", explained by {code}" if code else ""
 
 
 _FOLDERS = re.compile(r"/(?:[^/()\s]+/)+(?=[^/():\s]+:\d)")
@@ -64,23 +63,22 @@ _FOLDERS = re.compile(r"/(?:[^/()\s]+/)+(?=[^/():\s]+:\d)")
 
 def without_folders(text: str) -> str:
     """Return text with places as file name and line: folders are long, and stand in the whole report."""
-    return _FOLDERS.sub("", clean(text))
+    return _FOLDERS.sub("", text)
 
 
 def named(name: str, value: float | int | str | None) -> str:
     """Return a number with its name and unit, both from a name like `decode_cpu_s`."""
-    words = clean(name)
     if isinstance(value, str):
-        said = clean(value)
-    elif words.endswith("_per_s"):
-        words, said = f"{words.removesuffix('_per_s')} a second", number(value)
-    elif words.endswith("_s"):
-        words, said = words.removesuffix("_s"), seconds(value)
-    elif words.endswith("_bytes"):
-        words, said = words.removesuffix("_bytes"), in_bytes(value)
+        said = value
+    elif name.endswith("_per_s"):
+        name, said = f"{name.removesuffix('_per_s')} a second", number(value)
+    elif name.endswith("_s"):
+        name, said = name.removesuffix("_s"), seconds(value)
+    elif name.endswith("_bytes"):
+        name, said = name.removesuffix("_bytes"), in_bytes(value)
     else:
-        said = share(value) if words.endswith("_share") else number(value)
-    return f"{words.replace('_', ' ')}: {said}"
+        said = share(value) if name.endswith("_share") else number(value)
+    return f"{name.replace('_', ' ')}: {said}"
 
 
 def curve(one: Curve) -> str:
@@ -93,7 +91,7 @@ def curve(one: Curve) -> str:
     usual = one.mean if is_number(one.mean) else sum(values) / len(values)
     words = [_describe_reading(value, one.unit) for value in (usual, values[-1], *limits)]
     text = f"{words[0]}, at most {words[1]}" + (f" of {words[2]}" if limits else "")
-    return text if one.unit in _SPELT else f"{text} {clean(one.unit)}"
+    return text if one.unit in _SPELT else f"{text} {one.unit}"
 
 
 def _describe_reading(value: float, unit: str) -> str:
@@ -113,8 +111,8 @@ def useless(remedy: Remedy, most: int = 10_000) -> str:
 
     Of more than `most` characters, it is the title that is cut, not the reason.
     """
-    why = clean(remedy.note).rstrip(".") or f"{factor(remedy.predicted_speedup)} predicted"
-    title, room = clean(remedy.title), max(most - len(why) - 2, 20)
+    why = remedy.note.rstrip(".") or f"{factor(remedy.predicted_speedup)} predicted"
+    title, room = remedy.title, max(most - len(why) - 2, 20)
     return f"{title if len(title) <= room else title[: room - 4].rstrip() + ' ...'}: {why}"
 
 
@@ -132,7 +130,7 @@ def list_setting(run: RunFacts) -> list[str]:
         workers = format_count(run.threads, "thread")
     cores = number(run.usable_cores)
     return [
-        f"{run.ranks:,} x {clean(run.device)}" if several else clean(run.device),
+        f"{run.ranks:,} x {run.device}" if several else run.device,
         f"{workers} each" if several else workers,
         f"{cores} {'core' if cores == '1' else 'cores'}",
     ]
