@@ -224,6 +224,6 @@ def test_a_convolutional_network_is_trained_in_channels_last_layout_at_the_end(t
     ends = [layout.REPLAY, layout.REPLAY_CHANNELS_LAST, layout.REPLAY_LOADER_LAYOUT]
     assert run.phases()[-3:] == ends
     detail = run.detail(layout.REPLAY_CHANNELS_LAST)
-    assert sorted(detail) == ["last_cpu_s", "last_s", "plain_cpu_s", "plain_s", "samples"]
+    assert sorted(detail) == ["last_cpu_s", "last_s", "plain_cpu_s", "plain_s"]
     assert min(detail.values()) > 0
     assert run.of("end")[-1]["error"] is None

@@ -49,10 +49,10 @@ EXPERIMENTS = (DRAIN, AGAIN, TRIAL, REPLAY, REPLAY_HALF_PRECISION, REPLAY_CHANNE
 WAIT = 1  # one next() of a loader. name: the loader; a: samples (-1: StopIteration); b: number of the batch
 #           in its iterator, from 0; c: bits below; cpu and queue: 0 where it is not probed
 ITERATOR = 2  # the making of a loader's iterator. name: the loader
-COPY = 3  # host to device. name: file:line; a: bytes; b: 1 pinned, 2 non_blocking, 4 on a stream of its own;
+COPY = 3  # host to device. name: file:line; a: bytes; b: 1 pinned, 4 on a stream of its own;
 #           c: bytes per element
 SYNC = 4  # .item() and the like on a device tensor. name: call file:line; a: calls that it stands for
-READBACK = 5  # device to host. name: call file:line; a: bytes
+READBACK = 5  # device to host. name: call file:line
 FORWARD = 6  # the outermost module's call
 BACKWARD = 7
 OPTIMIZER = 8
@@ -70,19 +70,15 @@ FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process
 #             cpu and queue: -1 where the training process makes it, in a step that is not probed
 PART = 21  # a named part of the fetch before it, its nested parts left out. name: "read:…", "decode:…",
 #            "transform:…", "collate:…"; a: calls
-HANDOVER = (
-    22  # between two fetches of a worker. cpu: pickling; blocked: nothing to do, or no room; a: CPU time of
-)
-#                the process's other threads since the fetch before it began (one pickles)
+HANDOVER = 22  # between two fetches of a worker. a: CPU time of the process's other threads since the first of
+#                them began (one pickles)
 IO = 23  # of the fetch before it. a: bytes read by system calls (page cache included); b: bytes from a disk;
 #          c: major faults. Each probed fetch has one; a fetch without it was left alone, without parts.
 
 # In both.
 STACK = 30  # one look at a thread's stack. name: "file:line function" innermost first, joined by ';', where
 #             the innermost is "file:line@INSTRUCTION function" (f_lasti); a: bits below
-OPENED = (
-    31  # a file opened for reading inside a fetch. name: the path; recorded for the first OPENED_PATHS paths
-)
+OPENED = 31  # a file opened for reading inside a fetch. name: the path, of the first OPENED_PATHS
 OPENED_PATHS = 1000
 # 12, 13 and 32 (batches pinned, passes without an optimizer step, files written) are in older recordings.
 

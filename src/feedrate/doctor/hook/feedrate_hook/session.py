@@ -100,9 +100,9 @@ class Session:
         start, end = span_ns
         self.facts("phase", phase=phase, start_ns=start, end_ns=end, batches=batches, detail=detail)
 
-    def finish(self, how: str, error: str | None = None, exit_code: int | None = None) -> None:
+    def finish(self, how: str, error: str | None = None) -> None:
         """Write the last fact of this process."""
-        self.facts("end", how=how, exit=exit_code, error=error)
+        self.facts("end", how=how, error=error)
 
     def start(self, run: str) -> None:
         self.run = run
@@ -143,7 +143,6 @@ class Session:
             "process",
             pid=os.getpid(),
             ppid=parent_pid(),
-            argv=list(getattr(sys, "orig_argv", None) or getattr(sys, "argv", [])),
             python=sys.version.split()[0],
             role=self.role,
             rank=self._find_rank(),

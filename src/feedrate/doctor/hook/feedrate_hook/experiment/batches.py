@@ -123,7 +123,6 @@ class Kept:
             memo = {id(old): new for old, new in zip(tensors, self._working)}  # noqa: B905 (Python 3.8)
             self._batch = copy.deepcopy(batch, memo)
             self._versions = [version_of(tensor) for tensor in self._working]
-        self.samples = samples_of(self._batch)
 
     def again(self) -> Any:
         memo: dict[int, Any] = {}

@@ -103,9 +103,6 @@ class Replay(Feed):
     def give(self) -> Any:
         return self._kept[self._given % len(self._kept)].again()
 
-    def detail(self) -> dict[str, Any]:
-        return {"samples": sum(kept.samples for kept in self._kept) / len(self._kept)}
-
 
 class HalfPrecision(Replay):
     """Under autocast, switched on from outside the user's code."""
@@ -160,7 +157,7 @@ class HalfPrecision(Replay):
         return super().give()
 
     def detail(self) -> dict[str, Any]:
-        return dict(super().detail(), dtype=str(half_type()).replace("torch.", ""))
+        return {"dtype": str(half_type()).replace("torch.", "")}
 
 
 class Trial(Feed):
@@ -346,13 +343,12 @@ class ChannelsLast(Replay):
 
     def detail(self) -> dict[str, Any]:
         last, plain = self._spent[True], self._spent[False]
-        return dict(
-            super().detail(),
-            last_s=last.wall_s / last.steps,
-            last_cpu_s=last.cpu_s / last.steps,
-            plain_s=plain.wall_s / plain.steps,
-            plain_cpu_s=plain.cpu_s / plain.steps,
-        )
+        return {
+            "last_s": last.wall_s / last.steps,
+            "last_cpu_s": last.cpu_s / last.steps,
+            "plain_s": plain.wall_s / plain.steps,
+            "plain_cpu_s": plain.cpu_s / plain.steps,
+        }
 
     def _begin_block(self) -> None:
         synchronize()

@@ -141,23 +141,23 @@ PATH_BENEATH = struct.Struct("=Qi")  # allowed access, folder
 PR_SET_NO_NEW_PRIVS = 38
 
 
-def put_up_landlock(allowed_folders: list[str]) -> bool:
-    """Let this thread, and what it starts, write and remove files in these folders only. False: not possible.
+def put_up_landlock(allowed_folders: list[str]) -> None:
+    """Let this thread, and its children, write and remove files in these folders only, where Linux can do so.
 
     Making folders and sockets stays allowed: they hold nothing. Nobody can take the restriction back.
     """
     if sys.platform != "linux" or platform.machine() == "alpha":
-        return False
+        return
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if version < 1:
-        return False
+        return
     access = WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_REG
     access |= (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
     attributes = struct.pack("=Q", access)
     ruleset = libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
-        return False
+        return
     try:
         for folder in allowed_folders:
             if not os.path.isdir(folder):
@@ -166,12 +166,11 @@ def put_up_landlock(allowed_folders: list[str]) -> bool:
             try:
                 rule = PATH_BENEATH.pack(access, descriptor)
                 if libc.syscall(ADD_RULE, ruleset, 1, rule, ctypes.c_uint32(0)) != 0:
-                    return False
+                    return
             finally:
                 os.close(descriptor)
-        if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-            return False
-        return bool(libc.syscall(RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) == 0)
+        if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0:
+            libc.syscall(RESTRICT_SELF, ruleset, ctypes.c_uint32(0))
     finally:
         os.close(ruleset)
 

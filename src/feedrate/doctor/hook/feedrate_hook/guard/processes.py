@@ -232,8 +232,7 @@ class Ending:
 
     def _last_facts(self) -> None:
         self.first(None if self._exit_code else self._error)  # an interrupt is no fault of the loop
-        how = "signal" if self._exit_code else "experiments"
-        session.finish(how, self._error, self._exit_code)
+        session.finish("signal" if self._exit_code else "experiments", self._error)
 
     def _clear(self) -> None:
         clear_multiprocessing(self._scope)

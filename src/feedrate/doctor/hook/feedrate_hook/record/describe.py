@@ -74,15 +74,11 @@ def count_samples(batch: Any, most: int | None = None) -> int:
 
 def describe_arrays(arrays: list[Any]) -> list[dict[str, Any]]:
     """Return the facts of a batch's tensors, and of arrays that are no tensors."""
-    # Only a process that uses CUDA has pinned memory; to ask in another could wake the driver.
-    cuda = session.torch is not None and session.torch.cuda.is_initialized()
     return [
         {
             "shape": list(array.shape),
             "dtype": str(array.dtype).replace("torch.", ""),
             "bytes": array.numel() * array.element_size() if is_tensor(array) else int(array.nbytes),
-            "pinned": bool(is_tensor(array) and cuda and array.device.type == "cpu" and array.is_pinned()),
-            "device": str(array.device) if is_tensor(array) else "cpu",
         }
         for array in arrays
     ]
@@ -203,12 +199,11 @@ def describe_torch(is_over: bool = False) -> dict[str, Any]:
         "version": str(torch.__version__),
         "cuda": False if not built else None,
         "cuda_built": built,
-        "device_name": None,
         "threads": int(torch.get_num_threads()),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     if built and cuda.is_initialized():
-        fact.update(cuda=True, device_name=cuda.get_device_name())
+        fact["cuda"] = True
     elif built and is_over:
         import warnings
 
@@ -441,7 +436,7 @@ def _describe_sampler(sampler: Any, dataset: Any) -> dict[str, Any]:
     attributes = stored(sampler)
     plain: dict[str, Any] = {
         name: attributes[name]
-        for name in ("replacement", "_num_samples", "num_samples", "shuffle", "seed", "drop_last")
+        for name in ("replacement", "_num_samples")
         if type(attributes.get(name)) in (bool, int)
     }
     kind = name_of(type(sampler))

@@ -42,7 +42,7 @@ class Fetching:
         self._probe_from = 0  # the first fetch whose parts may be timed again
         self._timed = 0
         self._event_ns = 0
-        self._last_end: clock.Reading | None = None
+        self._last_end_ns = 0
         self._others_ns = 0
         self._ends = 0
         self._ended_at = 0  # the fetch at which the last pass was over
@@ -96,7 +96,8 @@ class Fetching:
                 wall = clock.wall_ns() - start[0]
                 session.ring.write(layout.FETCH, 0, start[0], wall, -1, -1, count, worker, number)
                 return batch
-            end = self._last_end = clock.read()
+            end = clock.read()
+            self._last_end_ns = end[0]
             spent = clock.between(start, end)
             session.ring.write(layout.FETCH, 0, start[0], *spent, count, worker, number)
             if fetch is not None:
@@ -121,12 +122,10 @@ class Fetching:
         except Exception as error:
             session.note_error("fetch", error)
 
-    def _record_handover(self, end: clock.Reading) -> None:
-        start = self._last_end
-        others = clock.process_cpu_ns() - end[1]
-        if start is not None:
-            spent = clock.between(start, end)
-            session.ring.write(layout.HANDOVER, 0, start[0], *spent, others - self._others_ns)
+    def _record_handover(self, now: clock.Reading) -> None:
+        others = clock.process_cpu_ns() - now[1]
+        if self._last_end_ns:
+            session.ring.write(layout.HANDOVER, 0, self._last_end_ns, 0, a=others - self._others_ns)
         self._others_ns = others
 
     def _time_parts(self, start: clock.Reading, fetcher: Any) -> Fetch:
@@ -192,8 +191,7 @@ def _begin(worker: int) -> None:
         session.is_worker = True
         session.become("worker")
         affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        threads = int(session.torch.get_num_threads()) if session.torch is not None else None
-        session.facts("worker", worker_id=worker, pid=os.getpid(), affinity=affinity, threads=threads)
+        session.facts("worker", worker_id=worker, affinity=affinity)
         opened_files.watch()
         stacks.start()
     opened_files.record_open()

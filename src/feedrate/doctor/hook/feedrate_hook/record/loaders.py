@@ -111,7 +111,7 @@ class Loaders:
             with Noted("unasked loader"):
                 told = describe.describe_loader(loader, None, f"unasked-{number}", making.place)
                 pipeline = describe.describe_pipeline(loader, None)
-                session.facts("unasked", loader=told["loader"], told=told, pipeline=pipeline)
+                session.facts("unasked", told=told, pipeline=pipeline)
 
     def begin_iterator(self, loader: Any) -> None:
         """An iterator will be made, or a persistent one begins again and asks for its first indices."""

@@ -174,7 +174,7 @@ def taken_from(loader: Any) -> None:
 
 
 def note_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Note a call of Pillow's: its name, the image's size and mode before it, the other arguments.
+    """Note a call of Pillow's: its name, the image's size before it, the other arguments.
 
     `drawn`: a random number was drawn in this sample before it.
     """
@@ -200,7 +200,6 @@ def note_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             {
                 "call": name,
                 "size": list(image.size) if is_image else None,
-                "mode": image.mode if is_image else None,
                 "args": [budget.describe(one) for one in args[1:]] if is_image else [],
                 "named": {word: budget.describe(one) for word, one in kwargs.items()} if is_image else {},
                 **({"drawn": True} if name in _PLACED and random_states() != Calls.states else {}),

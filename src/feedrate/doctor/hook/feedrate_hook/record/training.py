@@ -159,7 +159,7 @@ def _moved(original: Any) -> Any:
         start = clock.wall_ns()
         result = original(self, *args, **kwargs)
         if result is not self:
-            _record_move(name, self, result, start, args, kwargs)
+            _record_move(name, self, result, start)
         return result
 
     return move
@@ -171,30 +171,28 @@ def _copied(original: Any) -> Any:
             return original(self, src, *args, **kwargs)
         start = clock.wall_ns()
         result = original(self, src, *args, **kwargs)
-        _record_move("copy_", src, self, start, args, kwargs)
+        _record_move("copy_", src, self, start)
         return result
 
     return copy_
 
 
-def _record_move(name: str, source: Any, target: Any, start: int, args: Any, kwargs: Any) -> None:
+def _record_move(name: str, source: Any, target: Any, start: int) -> None:
     with Noted("transfer"):
         from_host, to_host = source.device.type == "cpu", target.device.type == "cpu"
         if from_host == to_host:
             return
         wall = clock.wall_ns() - start
-        size = source.numel() * source.element_size()
         place = caller(3)
-        if from_host:
-            is_async = kwargs.get("non_blocking", any(a is True for a in args))
-            cuda = session.torch.cuda  # a copy with a stream of its own runs beside the computing
-            is_beside = cuda.current_stream(target.device) != cuda.default_stream(target.device)
-            bits = int(source.is_pinned()) | 2 * bool(is_async) | 4 * bool(is_beside)
-            number = session.ring.name(place)
-            session.ring.write(layout.COPY, number, start, wall, 0, 0, size, bits, source.element_size())
-        else:
-            number = session.ring.name(f"{name} {place}")
-            session.ring.write(layout.READBACK, number, start, wall, 0, 0, size)
+        if not from_host:
+            session.ring.write(layout.READBACK, session.ring.name(f"{name} {place}"), start, wall)
+            return
+        cuda = session.torch.cuda  # a copy with a stream of its own runs beside the computing
+        is_beside = cuda.current_stream(target.device) != cuda.default_stream(target.device)
+        bits = int(source.is_pinned()) | 4 * bool(is_beside)
+        each = source.element_size()
+        number = session.ring.name(place)
+        session.ring.write(layout.COPY, number, start, wall, a=source.numel() * each, b=bits, c=each)
 
 
 def _waited(original: Any) -> Any:
@@ -254,7 +252,6 @@ def patch_tensors(torch: Any) -> None:
         install(torch.Tensor, name, make)
     for name in ("synchronize", "Event.synchronize", "Stream.synchronize"):
         install(torch.cuda, name, _synchronized)
-    session.facts("patched", module="torch.Tensor")
 
 
 # Probed steps in which every module's call is looked at, to find the classes that are called from outside.
