@@ -300,7 +300,7 @@ def test_who_waits_takes_over_when_the_writer_is_killed(large: Path, scratch: Pa
             child.send_signal(signal.SIGKILL)
             running.end()
             assert staging.copied_files == 2
-            assert copied_tree(str(staging.path)) == read_tree(large)
+            assert copied_tree(str(staging.copy.path)) == read_tree(large)
 
 
 def test_who_waits_for_a_stopped_process_says_which_and_since_when(large: Path, scratch: Path) -> None:
@@ -327,8 +327,8 @@ def test_closing_stops_and_the_rest_comes_later(
     gate = Gate(monkeypatch)
     with open_staging(source, scratch, options=StagingOptions(streams=1)) as staging:
         staging.bring(staging.contents.small)
-        assert staging.has_landed("pack.json")
-        assert staging.has_landed("shard-00003.arrow")
+        assert staging.copy.has_landed("pack.json")
+        assert staging.copy.has_landed("shard-00003.arrow")
         with Running(staging, ["shard-00002.tar"]) as running:
             assert gate.is_reached.wait(120)
             threading.Timer(0, gate.open.set).start()
@@ -343,7 +343,7 @@ def test_shards_land_in_the_order_that_was_asked_for(source: Path, scratch: Path
     landed: list[str] = []
 
     def watch(_: Tick) -> None:
-        new = [name for name in staging.copy.files if staging.has_landed(name) and name not in landed]
+        new = [name for name in staging.copy.files if staging.copy.has_landed(name) and name not in landed]
         landed.extend(new)
 
     staging: Staging = open_staging(source, scratch, options=StagingOptions(streams=1))

@@ -40,7 +40,7 @@ WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod",
 def stage(source, scratch):
     with open_staging(source, scratch, options=StagingOptions(streams=2)) as staging:
         staging.run()
-        return str(staging.path)
+        return str(staging.copy.path)
 
 def rm(source, scratch):
     return [one.why for one in remove_copies([source], scratch).kept]
@@ -253,7 +253,7 @@ while not (notes / "over").exists() and (role == "evict" or used < 40 or not (no
             staging.run()
             for _ in range(3):
                 for name, data in whole.items():
-                    assert (staging.path / name).read_bytes() == data, name
+                    assert (staging.copy.path / name).read_bytes() == data, name
             used += 1
     except FeedrateError as error:
         if role != "evict" or "no copy" not in str(error):

@@ -85,7 +85,7 @@ def test_a_server_that_is_killed_and_started_again_costs_nothing(
             wait_for(lambda: bool(said), "the staging to notice")
             server.start()
             running.end()
-            assert read_tree(staging.path) == read_tree(source)
+            assert read_tree(staging.copy.path) == read_tree(source)
     assert "trying again in" in said[0]
 
 

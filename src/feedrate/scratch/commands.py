@@ -287,7 +287,7 @@ def _summarise(staging: Staging, seconds: float) -> StageResult:
     marker = staging.copy.marker
     return StageResult(
         source=marker.address,
-        path=str(staging.path),
+        path=str(staging.copy.path),
         kind=marker.kind,
         node=find_node(),
         scratch=str(staging.scratch.path),

@@ -64,22 +64,12 @@ def make_copy(folder: Path, marker: Marker) -> None:
     """Make an empty copy; harmless where another process is quicker, to make it or to clear it away."""
     aside = folder.parent / temporary_name(folder.name)
     folder_mode, file_mode = modes(marker.is_public)
-    # Users of a copy of root's put their leases there.
-    is_open = marker.is_public and os.getuid() == ROOT
     try:
         try:
             aside.mkdir(0o700)
             with make_lock(aside / GATE):
-                for name, mode in ((DATA, folder_mode), (LEASES, 0o1777 if is_open else folder_mode)):
-                    (aside / name).mkdir(0o700)
-                    (aside / name).chmod(mode)
-                for name, mode in (
-                    (GATE, file_mode),
-                    (WRITER, file_mode),
-                    (USED, 0o666 if is_open else file_mode),
-                ):
-                    (aside / name).touch()
-                    (aside / name).chmod(mode)
+                (aside / GATE).chmod(file_mode)
+                _make_parts(aside, marker.is_public)
                 with atomic_write(aside / MARKER) as file:
                     os.fchmod(file.fileno(), file_mode)
                     file.write(dump_marker(marker))
@@ -95,6 +85,21 @@ def make_copy(folder: Path, marker: Marker) -> None:
         if isinstance(error, FileNotFoundError) and folder.parent.is_dir():
             return  # it was cleared away before its gate was held
         raise explain_write_error(error, folder) from error
+
+
+def _make_parts(folder: Path, is_public: bool) -> None:
+    """Make the folders and locks of a copy that are not there."""
+    folder_mode, file_mode = modes(is_public)
+    # Users of a copy of root's put their leases there.
+    is_open = is_public and os.getuid() == ROOT
+    for path in (folder / DATA, folder / LEASES):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700)
+            path.chmod(0o1777 if is_open and path.name == LEASES else folder_mode)
+    for path in (folder / GATE, folder / WRITER, folder / USED):
+        with contextlib.suppress(FileExistsError):
+            path.touch(0o600, exist_ok=False)
+            path.chmod(0o666 if is_open and path.name == USED else file_mode)
 
 
 def modes(is_public: bool) -> tuple[int, int]:
@@ -143,9 +148,7 @@ class Copy:
             self.at = anchor(fd, folder)
             weakref.finalize(self, os.close, fd).atexit = False
         self.marker = marker
-        self.is_repaired = (
-            False  # its marker was damaged: what has landed must be looked at before it is used
-        )
+        self.is_repaired = False  # its marker was damaged: files that have landed must be read before use
         self.files = {file.name: file for file in marker.files}
         self._top = str(self.data)
 
@@ -187,7 +190,9 @@ class Copy:
             marker = instead
         copy = cls(folder, marker, fd)
         if copy.is_ours:
-            copy._repair()
+            # Somebody may have deleted some by hand; the copy can then be used and finished all the same.
+            with contextlib.suppress(OSError):
+                _make_parts(copy.at, marker.is_public)
         os.close(open_trusted(folder / DATA, fd))
         return copy
 
@@ -251,17 +256,6 @@ class Copy:
                 make_copy(anchor(home, scratch / user_folder()) / marker.folder_name, made)
             finally:
                 os.close(home)
-
-    def _repair(self) -> None:
-        """Make again what somebody deleted by hand, so that the copy can be used and finished."""
-        folder_mode, file_mode = modes(self.marker.is_public)
-        for name in (DATA, LEASES):
-            with contextlib.suppress(OSError):
-                (self.at / name).mkdir(0o700)
-                (self.at / name).chmod(folder_mode)
-        for name in (GATE, WRITER, USED):
-            with contextlib.suppress(OSError):
-                (self.at / name).touch(file_mode, exist_ok=False)
 
     def has_landed(self, name: str) -> bool:
         """Return whether a file is whole and in place."""

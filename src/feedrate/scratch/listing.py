@@ -15,7 +15,6 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -50,22 +49,26 @@ def list_copies(scratch: Path) -> list[CopyInfo]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Survey:
-    """What is there of a copy's files: those that have landed, and bytes of those on their way."""
+    """The bytes that are there of a copy's files: of those that have landed, and of those on their way."""
 
-    landed: set[str]
+    landed: dict[str, int]
     partial: dict[str, int]
+
+    @property
+    def landed_bytes(self) -> int:
+        return sum(self.landed.values())
 
 
 def survey(copy: Copy) -> Survey:
-    """See what is there of all files: one walk, where there may be a million of them."""
+    """Measure all files of a copy in one walk: there may be a million of them."""
     sizes = measure_files(copy.data)
-    landed = {file.name for file in copy.marker.files if sizes.get(file.name) == file.size_bytes}
-    partial = {
-        file.name: min(size_bytes, file.size_bytes)
-        for file in copy.marker.files
-        if file.name not in landed and (size_bytes := sizes.get(part_name(file.name))) is not None
-    }
-    return Survey(landed, partial)
+    found = Survey({}, {})
+    for file in copy.marker.files:
+        if sizes.get(file.name) == file.size_bytes:
+            found.landed[file.name] = file.size_bytes
+        elif (size_bytes := sizes.get(part_name(file.name))) is not None:
+            found.partial[file.name] = min(size_bytes, file.size_bytes)
+    return found
 
 
 def describe_copy(copy: Copy) -> CopyInfo:
@@ -82,7 +85,7 @@ def describe_copy(copy: Copy) -> CopyInfo:
         files=len(marker.files),
         size_bytes=marker.size_bytes,
         landed_files=len(there.landed),
-        landed_bytes=sum(file.size_bytes for file in marker.files if file.name in there.landed),
+        landed_bytes=there.landed_bytes,
         partial_bytes=sum(there.partial.values()),
         created=marker.created,
         used=_time(copy.at / USED) or marker.created,
@@ -126,16 +129,16 @@ _LARGEST_BYTES = 64 * 1024
 _TRIES = 10
 
 
-def find_registry(environ: Mapping[str, str] = os.environ) -> Path:
+def find_registry() -> Path:
     """Return the registry's folder, which need not be there."""
-    return find_state_folder(environ) / "scratch"
+    return find_state_folder() / "scratch"
 
 
-def remember(copy: StagedCopy, registry: Path | None = None) -> bool:
-    """Note a copy, or what has changed about it. False: the home folder did not take it."""
-    path = _entry(copy.node, copy.folder, registry)
+def remember(copy: StagedCopy) -> bool:
+    """Note a copy, or a change of one. False: the home folder refused the file."""
+    path = _entry(copy.node, copy.folder)
     text = json.dumps(dataclasses.asdict(copy), indent=1) + "\n"
-    for _ in range(_TRIES):  # whoever strikes the node's last copy off takes its folder away under us
+    for _ in range(_TRIES):  # another process may strike the node's last copy off, and remove its folder
         with contextlib.suppress(OSError, StorageError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path, is_durable=False) as file:
@@ -144,27 +147,26 @@ def remember(copy: StagedCopy, registry: Path | None = None) -> bool:
     return False
 
 
-def forget(node: str, folder: str, registry: Path | None = None) -> None:
+def forget(node: str, folder: str) -> None:
     """Strike a copy off; nothing happens where it is not known."""
-    entry = _entry(node, folder, registry)
+    entry = _entry(node, folder)
     with contextlib.suppress(OSError):
         entry.unlink()
         entry.parent.rmdir()  # its node's last one; fails while there are others
 
 
-def recall(registry: Path | None = None) -> list[StagedCopy]:
-    """Return all that is known, by node and folder; entries that cannot be read are left out."""
-    top = find_registry() if registry is None else registry
+def recall() -> list[StagedCopy]:
+    """Return all known copies, by node and folder; entries that cannot be read are left out."""
+    top = find_registry()
     # Not Path.glob, which raises where a folder goes away while it looks.
     found = [_read_entry(top / name) for name in glob.glob("*/*.json", root_dir=top)]
     return sorted((one for one in found if one is not None), key=lambda one: (one.node, one.folder))
 
 
-def _entry(node: str, folder: str, registry: Path | None) -> Path:
-    top = find_registry() if registry is None else registry
+def _entry(node: str, folder: str) -> Path:
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
     # '.' and '..' are names of nodes only in a bad joke; quote() leaves them as they are.
-    return top / f"node-{quote(node, safe='')}" / f"{digest}.json"
+    return find_registry() / f"node-{quote(node, safe='')}" / f"{digest}.json"
 
 
 def _read_entry(path: Path) -> StagedCopy | None:
@@ -175,10 +177,10 @@ def _read_entry(path: Path) -> StagedCopy | None:
         return None
 
 
-def remember_copy(copy: Copy, scratch: Path, registry: Path | None = None) -> bool:
+def remember_copy(copy: Copy, scratch: Path) -> None:
     """Note a copy that was just made or taken into use."""
     marker = copy.marker
-    return remember(
+    remember(
         StagedCopy(
             node=find_node(),
             scratch=str(scratch),
@@ -188,8 +190,7 @@ def remember_copy(copy: Copy, scratch: Path, registry: Path | None = None) -> bo
             size_bytes=marker.size_bytes,
             created=marker.created,
             keep_s=marker.keep_s,
-        ),
-        registry,
+        )
     )
 
 

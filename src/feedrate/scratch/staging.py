@@ -89,8 +89,8 @@ class Staging:
         copy: Copy,
         lease: Lease,
         options: StagingOptions,
-        watch: Callable[[Tick], None] = lambda _: None,
-        say: Callable[[str], None] = lambda _: None,
+        watch: Callable[[Tick], None],
+        say: Callable[[str], None],
     ) -> None:
         self.contents, self.scratch, self.copy, self.options = contents, scratch, copy, options
         self.copied_files = self.copied_bytes = self.resumed_bytes = 0
@@ -107,13 +107,6 @@ class Staging:
         self._crcs: dict[str, int] = {}
         self._together: list[str] = []  # small files that are whole, and wait for others to land with
         self._together_bytes = 0
-
-    @property
-    def path(self) -> Path:
-        return self.copy.path
-
-    def has_landed(self, name: str) -> bool:
-        return self.copy.has_landed(name)
 
     def run(self, order: Sequence[str] = ()) -> None:
         """Bring everything; the files in `order` first, in that order.
@@ -190,22 +183,21 @@ class Staging:
         self.copy.reload()
         there = survey(self.copy)
         with self._lock:
-            self._landed_files = len(there.landed)
-            self._done_bytes = sum(self.copy.files[name].size_bytes for name in there.landed)
+            self._landed_files, self._done_bytes = len(there.landed), there.landed_bytes
         for name in wanted:
-            if name in there.landed:
-                if self.options.check and self._is_damaged(name):
-                    missing.append(name)
-                    self._done_bytes -= self.copy.files[name].size_bytes
-                elif self.copy.files[name].crc32c is None:
-                    unknown.append(name)
-            else:
+            file = self.copy.files[name]
+            if name not in there.landed:
                 missing.append(name)
-                size_bytes, there_bytes = self.copy.files[name].size_bytes, there.partial.get(name, 0)
-                is_kept = there_bytes == size_bytes or not transfer.is_small(size_bytes)
+                there_bytes = there.partial.get(name, 0)
+                is_kept = there_bytes == file.size_bytes or not transfer.is_small(file.size_bytes)
                 if is_kept and self._can_go_on(name):
                     self.resumed_bytes += there_bytes
                     self._done_bytes += there_bytes
+            elif self.options.check and self._is_damaged(name):
+                missing.append(name)
+                self._done_bytes -= file.size_bytes
+            elif file.crc32c is None:
+                unknown.append(name)
         self._tell()
         if not missing and not unknown:
             return
@@ -378,7 +370,7 @@ _OWN_FILES = 5  # copy.json, gate, writer, used, a lease
 
 def open_staging(
     source: str | os.PathLike[str],
-    scratch: str | os.PathLike[str] | Scratch | None = None,
+    scratch: str | os.PathLike[str] | None = None,
     *,
     options: StagingOptions | None = None,
     watch: Callable[[Tick], None] = lambda _: None,
@@ -400,19 +392,18 @@ def open_staging(
     options = options or StagingOptions()
     attempts = attempts or Retry(Told(say), os.fspath(source))
     contents = read_contents(source, attempts, options.allow_addresses)
-    if not isinstance(scratch, Scratch):
-        scratch = find_scratch(scratch, allow_network=options.allow_network)
-    _check_nesting(contents, scratch)
+    place = find_scratch(scratch, allow_network=options.allow_network)
+    _check_nesting(contents, place)
     marker = dataclasses.replace(contents.marker, keep_s=options.keep_s)
     is_repaired = False
     while True:
-        found = Copy.find(scratch.path, marker)
+        found = Copy.find(place.path, marker)
         is_repaired |= found is not None and found.is_repaired
         size_bytes, count = _missing(found, contents)
         if count:
-            _make_room(scratch, found, size_bytes, say)
-            check_room(scratch, size_bytes, count + _OWN_FILES)
-        copy = Copy.create(scratch.path, marker)
+            _make_room(place, found, size_bytes, say)
+            check_room(place, size_bytes, count + _OWN_FILES)
+        copy = Copy.create(place.path, marker)
         try:
             lease = copy.lease()
         except Gone:
@@ -421,20 +412,18 @@ def open_staging(
         if copy.is_ours and kept_s is not None and (options.keep_s is None or options.keep_s > kept_s):
             copy.update(dataclasses.replace(copy.marker, keep_s=options.keep_s))
         if copy.is_ours:
-            remember_copy(copy, scratch.path)
+            remember_copy(copy, place.path)
         if is_repaired or copy.is_repaired:
             options = dataclasses.replace(options, check=True)
-        return Staging(contents, scratch, copy, lease, options, watch, say)
+        return Staging(contents, place, copy, lease, options, watch, say)
 
 
 def _missing(copy: Copy | None, contents: Contents) -> tuple[int, int]:
-    """Return how many bytes and files are not there yet."""
-    files = contents.marker.files
-    size_bytes, count = contents.marker.size_bytes, len(files)
+    """Return how many bytes and files a copy lacks."""
+    size_bytes, count = contents.marker.size_bytes, len(contents.marker.files)
     if copy is not None:
         there = survey(copy)
-        size_bytes -= sum(file.size_bytes for file in files if file.name in there.landed)
-        size_bytes -= sum(there.partial.values())
+        size_bytes -= there.landed_bytes + sum(there.partial.values())
         count -= len(there.landed)
     return size_bytes, count
 
