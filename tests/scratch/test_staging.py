@@ -263,7 +263,7 @@ def test_who_comes_while_it_is_copied_joins(
         running.end()
         staging.close()
     assert [staging.copied_files for staging in stagings] == [9, 0, 0, 0]
-    assert copied_tree(str(stagings[3].path)) == read_tree(source)
+    assert copied_tree(str(stagings[3].copy.path)) == read_tree(source)
 
 
 STAGE_SLOWLY = """

@@ -70,7 +70,9 @@ FETCH = 20  # one batch made. a: samples; b: worker id (-1: the training process
 #             cpu and queue: -1 where the training process makes it, in a step that is not probed
 PART = 21  # a named part of the fetch before it, its nested parts left out. name: "read:…", "decode:…",
 #            "transform:…", "collate:…"; a: calls
-HANDOVER = 22  # between two fetches of a worker. a: CPU time of the process's other threads since the first of
+HANDOVER = (
+    22  # between two fetches of a worker. a: CPU time of the process's other threads since the first of
+)
 #                them began (one pickles)
 IO = 23  # of the fetch before it. a: bytes read by system calls (page cache included); b: bytes from a disk;
 #          c: major faults. Each probed fetch has one; a fetch without it was left alone, without parts.
