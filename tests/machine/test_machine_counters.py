@@ -47,12 +47,7 @@ def test_nfs_counters_are_summed_per_mount() -> None:
     mounts = process.parse_mountstats(NFS)
     assert set(mounts) == {"/home/my data", "/x"}
     home = mounts["/home/my data"]
-    assert (home.operations, home.read_operations, home.read_bytes, home.written_bytes) == (
-        151,
-        100,
-        900,
-        150,
-    )
+    assert (home.operations, home.read_bytes, home.written_bytes) == (151, 900, 150)
     assert home.round_trip_s == pytest.approx(0.375)
     assert mounts["/x"].read_bytes == 7
 

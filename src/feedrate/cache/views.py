@@ -2,12 +2,12 @@
 """A sample's bytes in a cache as memory that may be written to, without copying them.
 
 Each view is a private mapping of its own: pages are those of the cache, shared by all processes, until
-somebody writes to them; what is written stays in that view and goes with it. So a crop of a large picture
+somebody writes to them; changes stay in that view and go with it. So a crop of a large picture
 touches the pages under the crop alone, and an augmentation that works in place spoils nothing.
 
 Memory that a view shows must not be given back meanwhile. A view holds a read lock on its bytes, which ends
-with its process at the latest (OFD: a lock of an open file); who gives memory back asks for a write lock
-first (`nobody_looks`).
+with its process at the latest (OFD: a lock of an open file); memory is given back under a write lock
+(`nobody_looks`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from typing import Any
 import numpy as np
 
 from feedrate.kernel import U8
+from feedrate.machine.memory import load_libc
 
 _SET_LOCK = getattr(fcntl, "F_OFD_SETLK", None)
 _FLOCK = struct.Struct("hhqqi")  # struct flock: kind, whence, start, length, process (0)
+_MUNMAP = load_libc().munmap
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # a view is written to in few places, if at all
 
 
@@ -47,7 +49,7 @@ class Views:
         Args:
             is_still_there: asked when the bytes can no longer be given back: are they what they were?
         """
-        if _SET_LOCK is None or _LIBC is None or not length or not self._hold(offset, length):
+        if _SET_LOCK is None or not length or not self._hold(offset, length):
             return None
         view = _View(self, offset, length)
         is_open = False
@@ -108,7 +110,7 @@ class _View:
         skipped = self._offset % mmap.PAGESIZE
         size, access = skipped + self._length, mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | _NO_RESERVE
-        address = _LIBC.mmap(None, size, access, flags, descriptor, self._offset - skipped)
+        address = load_libc().mmap(None, size, access, flags, descriptor, self._offset - skipped)
         if address in (None, ctypes.c_void_p(-1).value):
             return False
         self._address, self._size = address, size
@@ -119,10 +121,10 @@ class _View:
         place = self._address + self._offset % mmap.PAGESIZE
         return {"shape": (self._length,), "typestr": "|u1", "data": (place, False), "version": 3}
 
-    def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
+    def __del__(self, getpid: Callable[[], int] = os.getpid, munmap: Any = _MUNMAP) -> None:
         if self._size:
             self._size, size = 0, self._size
-            _LIBC.munmap(self._address, size)
+            munmap(self._address, size)
             # In a fork this is a copy of the parent's view, and the lock is the parent's.
             if getpid() == self._process:
                 self._views.release(self._offset, self._length)
@@ -150,18 +152,3 @@ def _try_lock(descriptor: int, kind: int, offset: int, length: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _load_libc() -> Any:
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        void, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        libc.mmap.restype = void
-        libc.mmap.argtypes = [void, size, number, number, number, ctypes.c_int64]
-        libc.munmap.argtypes = [void, size]
-    except (OSError, AttributeError, TypeError):
-        return None
-    return libc
-
-
-_LIBC = _load_libc()

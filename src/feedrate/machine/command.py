@@ -18,7 +18,7 @@ _TAKE_A_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def check_command(command: Sequence[str], ours: str) -> None:
-    """Refuse a command that cannot run, with what was probably meant; `ours`: "feedrate doctor".
+    """Refuse a command that cannot run, and guess the one that was meant; `ours`: "feedrate doctor".
 
     Raises:
         UsageError, NotFound: nothing to run, no such program, no such script; a job that only gets queued.

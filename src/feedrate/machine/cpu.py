@@ -177,7 +177,7 @@ def _count_launcher_cores(environ: Mapping[str, str]) -> int:
         return int(said) if said.isdecimal() else 0
     try:
         return len(os.sched_getaffinity(os.getppid()))
-    except OSError:  # a container may not show who started it
+    except OSError:  # a container may hide the parent
         return 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement must say about where it was made: machine, versions, commit, command line."""
+"""The origin that a measurement must name: machine, versions, commit, command line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which file system and disk are under a path, what room and speed they have, and where there is scratch."""
+"""The file system and the disk under a path, their room and speed, and where there is scratch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _measure_file(descriptor: int, size_bytes: int, seconds: float) -> ScratchRa
     if not written:
         raise OSError(28, "no room left")
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    # On tmpfs and the like the pages stay: what is then read says nothing of a disk.
+    # On tmpfs and the like the pages stay: reading them says nothing of a disk.
     os.lseek(descriptor, 0, os.SEEK_SET)
     buffer = bytearray(_BLOCK_BYTES)
     began, back = time.perf_counter(), 0
@@ -66,7 +66,7 @@ _KEEP_SIZE = 1
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What the file system of a folder has left for this user; `free_files`: None: it has no such limit."""
+    """Room for this user on the file system of a folder; `free_files`: None: it has no such limit."""
 
     free_bytes: int
     free_files: int | None
@@ -85,7 +85,7 @@ def measure_room(folder: str | os.PathLike[str]) -> Room:
 def try_to_reserve(folder: str | os.PathLike[str], size_bytes: int) -> OSError | None:
     """Reserve room for a moment, and return why that fails; None: it does not, or cannot be tried.
 
-    What is free is not always this user's: quotas, of users, groups and projects alike, show only so. The
+    Free room is not always this user's: quotas, of users, groups and projects alike, show only so. The
     file has no name, so that nothing is left behind however this ends. Not for file systems in memory.
     """
     try:
@@ -112,7 +112,7 @@ _LOCAL_FUSE = {
     "fuse.archivemount", "fuse.ratarmount", "fuse.portal",
 }  # fmt: skip
 _VIRTUAL_DISK = re.compile(r"^(vd|xvd)[a-z]+")
-# What schedulers and sites call a job's or a node's own disk; FEEDRATE_SCRATCH is for who runs the site.
+# Variables of schedulers and sites for a job's or a node's own disk; FEEDRATE_SCRATCH is for administrators.
 _SCRATCH_NAMES = (
     "FEEDRATE_SCRATCH", "SLURM_TMPDIR", "SLURM_JOB_TMP", "SLURM_JOB_TMPDIR", "SCRATCH_LOCAL", "LOCAL_SCRATCH",
     "LOCALSCRATCH", "L_SCRATCH", "PBS_JOBFS", "TMPDIR",
@@ -138,7 +138,7 @@ def describe_storage(
     mountinfo: Path = Path("/proc/self/mountinfo"),
     sys_block: Path = Path("/sys/dev/block"),
 ) -> Storage:
-    """Return what is under a path; a path that is not there counts as its nearest folder that is."""
+    """Describe the storage under a path; a path that is not there counts as its nearest folder that is."""
     real = os.path.realpath(path)
     try:
         mount = find_mount(real, parse_mountinfo(mountinfo.read_text(errors="surrogateescape")))
@@ -229,7 +229,7 @@ def read_rotational(disk: Path) -> bool | None:
 
 
 def list_scratch(environ: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
-    """Yield folders that may be scratch, and who says so: the scheduler or the site first, then custom."""
+    """Yield folders that may be scratch, and the source: the scheduler or the site first, then custom."""
     for name in _SCRATCH_NAMES:
         folder = environ.get(name)
         # Plain /tmp, as most systems set it, is not scratch: it is often small, or memory.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the GPUs do, through NVML. No driver, no package or no GPU is an answer: there is nothing to read."""
+"""Readings of the GPUs, through NVML. No driver, no package or no GPU is an answer: nothing to read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from feedrate.machine.results import Gpu, GpuProcess, GpuShare
+from feedrate.machine.results import Gpu, GpuProcess
 
 
 class GpuReader:
@@ -21,7 +21,7 @@ class GpuReader:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._handles: list[Any] = []
-        self._fixed: list[Gpu] = []  # what does not change while the machine runs
+        self._fixed: list[Gpu] = []  # the facts that stay while the machine runs
         try:
             import pynvml
 
@@ -60,16 +60,16 @@ class GpuReader:
         """Return the share of the last fraction of a second in which each GPU was at work."""
         return tuple(self._utilisation(handle) for handle in self._handles)
 
-    def read_shares(self) -> tuple[GpuShare, ...]:
-        """Return which part of each GPU's time its processes had of late."""
-        return tuple(
-            GpuShare(index, int(sample.pid), min(int(sample.smUtil), 100) / 100)
+    def read_shares(self) -> dict[tuple[int, int], float]:
+        """Return the share of each GPU's time that its processes had of late, by GPU and process."""
+        return {
+            (index, int(sample.pid)): min(int(sample.smUtil), 100) / 100
             for index, handle in enumerate(self._handles)
             for sample in _ask(self._nvml.nvmlDeviceGetProcessUtilization, handle, 0) or ()
-        )
+        }
 
     def read_processes(self) -> tuple[GpuProcess, ...]:
-        """Return who holds memory of which GPU; in a container, processes outside may be missing."""
+        """Return the processes with memory of a GPU; in a container, those outside may be missing."""
         found = []
         for index, handle in enumerate(self._handles):
             for process in _ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
@@ -83,7 +83,7 @@ class GpuReader:
         power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
         to_device = from_device = None
         if with_pcie:
-            # NVML counts from the GPU's side: what it receives goes to the device.
+            # NVML counts from the GPU's side: bytes that it receives go to the device.
             to_device = _ask(nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
             from_device = _ask(nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_TX_BYTES)
         return replace(
@@ -91,9 +91,9 @@ class GpuReader:
             utilisation=self._utilisation(handle),
             memory_used_bytes=None if memory is None else int(memory.used),
             memory_bytes=None if memory is None else int(memory.total),
-            power_w=None if power is None else power / 1e3,
-            pcie_to_device_bytes_per_s=None if to_device is None else to_device * 1024.0,
-            pcie_from_device_bytes_per_s=None if from_device is None else from_device * 1024.0,
+            power_w=_scaled(power, 1e-3),
+            pcie_to_device_bytes_per_s=_scaled(to_device, 1024.0),
+            pcie_from_device_bytes_per_s=_scaled(from_device, 1024.0),
         )
 
     def _utilisation(self, handle: Any) -> float | None:
@@ -102,16 +102,16 @@ class GpuReader:
 
     def _describe(self, index: int, handle: Any) -> Gpu:
         nvml = self._nvml
-        limit = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         return Gpu(
             index=index,
             name=_text(_ask(nvml.nvmlDeviceGetName, handle)) or "unknown GPU",
             uuid=_text(_ask(nvml.nvmlDeviceGetUUID, handle)),
-            power_limit_w=None if limit is None else limit / 1e3,
-            # An idle GPU slows its link down: what it can do is the maximum.
-            pcie_generation=_ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-            pcie_width=_ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+            power_limit_w=_scaled(_ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
         )
+
+
+def _scaled(number: float | None, unit: float) -> float | None:
+    return None if number is None else number * unit
 
 
 def _text(answer: str | bytes | None) -> str:

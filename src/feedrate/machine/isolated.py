@@ -22,7 +22,7 @@ def isolated_command(
 
     Args:
         python: another environment's brings packages of its own, and is handed no others.
-        has_site: False starts sooner, for what needs no package that an installer has placed elsewhere.
+        has_site: False starts sooner, for code without packages that an installer has placed elsewhere.
     """
     module, _, function = call.partition(":")
     folders = list_module_folders() if python == sys.executable else _list_own_folders()

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process may use, how much processes use, and what is in the page cache."""
+"""The memory that this process may use, that processes use, and the share of files in the page cache."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feedrate.machine.cpu import PROC, ROOT, read_numbers, walk_groups
 from feedrate.machine.process import read_memory_info, read_rollup
@@ -27,7 +28,7 @@ _STATS = {
 
 
 class MemoryUse(NamedTuple):
-    """Of one group: what is used (page cache included), the limit, the page cache that can be given back."""
+    """Of one group: bytes in use (page cache included), the limit, the page cache that can be given back."""
 
     used_bytes: int
     limit_bytes: int
@@ -107,7 +108,7 @@ def count_machine_memory_bytes() -> int:
 
 
 def count_usable_memory_bytes() -> int:
-    """Return the machine's memory, or what the tightest cgroup above this process leaves of it."""
+    """Return the machine's memory, or the tightest limit of a cgroup above this process."""
     return min(count_machine_memory_bytes(), read_memory_limit() or NO_LIMIT_BYTES)
 
 
@@ -120,7 +121,7 @@ def read_memory_limit(proc: Path = PROC, root: Path = ROOT) -> int | None:
 def measure_tree_memory(pid: int) -> int:
     """Return the bytes that a process and its descendants use together, pages that they share counted once.
 
-    That is the sum of their proportional set sizes (PSS); who has ended meanwhile counts as nothing.
+    That is the sum of their proportional set sizes (PSS); a process that has ended counts as nothing.
     """
     found = (read_rollup(one.pid) for one in list_tree(pid))
     return sum(rollup[0] for rollup in found if rollup is not None)
@@ -128,7 +129,7 @@ def measure_tree_memory(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRoom:
-    """What this process and those beside it may still take.
+    """Memory that this process and those beside it may still take.
 
     Attributes:
         free_bytes: until the limit that is nearest now; page cache that can be dropped counts as free.
@@ -191,9 +192,14 @@ def measure_residency(paths: Sequence[str | os.PathLike[str]], limit: int = 200)
     None: unknown, because no file could be read or the file system does not tell.
     """
     step = max(1, -(-len(paths) // limit))
-    found = [share for path in paths[::step] if (share := measure_file_residency(path)) is not None]
-    total = sum(size for size, _ in found)
-    return sum(size * share for size, share in found) / total if total else None
+    return average_residency(measure_file_residency(path) for path in paths[::step])
+
+
+def average_residency(found: Iterable[tuple[int, float] | None]) -> float | None:
+    """Return the share of all bytes in the page cache, from results of `measure_file_residency`."""
+    known = [one for one in found if one is not None]
+    total = sum(size for size, _ in known)
+    return sum(size * share for size, share in known) / total if total else None
 
 
 def measure_file_residency(path: str | os.PathLike[str]) -> tuple[int, float] | None:
@@ -239,7 +245,7 @@ def open_quietly(path: str | os.PathLike[str]) -> int:
 
 
 def _ask_mincore(descriptor: int, begin: int, end: int) -> float | None:
-    libc, page = _load_libc(), os.sysconf("SC_PAGE_SIZE")
+    libc, page = load_libc(), os.sysconf("SC_PAGE_SIZE")
     first = begin // page
     pages = -(-end // page) - first
     # Of a huge file, its first and last parts and one in the middle: a vector of a byte per page adds up.
@@ -262,7 +268,9 @@ def _ask_mincore(descriptor: int, begin: int, end: int) -> float | None:
     return resident / looked
 
 
-def _load_libc() -> ctypes.CDLL:
+@functools.cache
+def load_libc() -> Any:
+    """Return the C library, with the types of its functions for memory that is mapped."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     void, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc tells of single processes, and the counters of the whole machine; who wants a rate reads twice.
+"""Counters of single processes and of the whole machine, from /proc; a rate takes two readings.
 
 Standard library only, and few calls: this is read twice a second.
 """
@@ -38,6 +38,11 @@ class ProcessStat:
     rss_bytes: int
     core: int
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended; a zombie has, and only its exit code is left."""
+        return self.state in ("Z", "X")
+
 
 def list_processes() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -75,7 +80,7 @@ def parse_stat(text: bytes) -> ProcessStat | None:
 def is_alive(pid: int, start: int) -> bool:
     """Return whether this very process still runs; a zombie does not."""
     stat = read_stat(pid)
-    return stat is not None and stat.start == start and stat.state not in ("Z", "X")
+    return stat is not None and stat.start == start and not stat.is_over
 
 
 def is_pending(pid: int, number: int) -> bool:
@@ -86,20 +91,30 @@ def is_pending(pid: int, number: int) -> bool:
     return False
 
 
+def list_threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def read_schedule(pid: int, thread: int | None = None) -> tuple[float, float] | None:
+    """Return the seconds of a process's main thread, or another, on a core and ready without one."""
+    below = "" if thread is None else f"/task/{thread}"
+    fields = (read_file(f"/proc/{pid}{below}/schedstat") or b"").split()
+    return (int(fields[0]) * 1e-9, int(fields[1]) * 1e-9) if len(fields) > 1 else None
+
+
 def read_queued_s(pid: int) -> float:
     """Return how long the threads that a process has now were ready to run and had no core; 0: unknown."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return 0.0
-    fields = ((read_file(f"/proc/{pid}/task/{thread}/schedstat") or b"").split() for thread in threads)
-    return sum(int(found[1]) for found in fields if len(found) > 1) * 1e-9
+    found = (read_schedule(pid, thread) for thread in list_threads(pid))
+    return sum(schedule[1] for schedule in found if schedule is not None)
 
 
 def read_io(pid: int) -> dict[str, int] | None:
     """Return rchar, wchar, read_bytes, write_bytes ...; None when the process has ended or is not ours.
 
-    `rchar` counts what the page cache answered, too; `read_bytes` is exact only on block devices.
+    `rchar` counts reads from the page cache, too; `read_bytes` is exact only on block devices.
     """
     text = read_file(f"/proc/{pid}/io")
     if not text:
@@ -192,7 +207,7 @@ def read_file(path: str) -> bytes | None:
         os.close(descriptor)
 
 
-_SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own sectors are
+_SECTOR_BYTES = 512  # of /proc/diskstats, for disks with larger sectors as well
 
 
 class CoreTimes(NamedTuple):
@@ -222,7 +237,7 @@ def parse_core_times(text: str) -> dict[int, CoreTimes]:
 
 
 def read_memory_info(path: str = "/proc/meminfo") -> dict[str, int]:
-    """Return what the machine has of each kind of memory, in bytes."""
+    """Return the lines of meminfo, in bytes."""
     pairs = (line.split() for line in _text(path).splitlines())
     return {pair[0].rstrip(":"): int(pair[1]) * 1024 for pair in pairs if len(pair) >= 2}
 
@@ -254,7 +269,7 @@ class DiskCounters(NamedTuple):
 
 
 def read_disks() -> dict[str, DiskCounters]:
-    """Return what whole disks did: no partitions, whose work is their disk's, and no loop or RAM disks."""
+    """Return the counters of whole disks: a partition's work is its disk's; no loop or RAM disks."""
     disks = parse_diskstats(_text("/proc/diskstats"))
     return {name: disk for name, disk in disks.items() if os.path.isdir(f"/sys/block/{name}")}
 
@@ -280,7 +295,7 @@ def parse_network(text: str) -> tuple[int, int]:
     for line in text.splitlines()[2:]:
         name, _, rest = line.partition(":")
         fields = rest.split()
-        # What a container's or a virtual machine's bridge passes on was counted at the real interface.
+        # Traffic over the bridge of a container or a virtual machine was counted at the real interface.
         if len(fields) >= 9 and not name.strip().startswith(("lo", "veth", "docker", "br-", "virbr", "ifb")):
             received += int(fields[0])
             sent += int(fields[8])
@@ -288,10 +303,9 @@ def parse_network(text: str) -> tuple[int, int]:
 
 
 class NfsCounters(NamedTuple):
-    """One NFS mount. `round_trip_s`: of all operations together; `operations` includes the reads."""
+    """One NFS mount. `round_trip_s`: of all operations together."""
 
     operations: int
-    read_operations: int
     read_bytes: int
     written_bytes: int
     round_trip_s: float
@@ -315,7 +329,7 @@ def parse_mountstats(text: str) -> dict[str, NfsCounters]:
 
 
 def _sum_nfs(lines: list[str]) -> NfsCounters:
-    operations = reads = read_bytes = written_bytes = 0
+    operations = read_bytes = written_bytes = 0
     round_trip_s, is_operations = 0.0, False
     for line in lines:
         name, _, rest = line.strip().partition(":")
@@ -325,9 +339,8 @@ def _sum_nfs(lines: list[str]) -> NfsCounters:
         is_operations = is_operations or name == "per-op statistics"
         if is_operations and len(fields) >= 8 and name.isupper():
             operations += int(fields[0])
-            reads += int(fields[0]) if name == "READ" else 0
             round_trip_s += int(fields[6]) / 1e3
-    return NfsCounters(operations, reads, read_bytes, written_bytes, round_trip_s)
+    return NfsCounters(operations, read_bytes, written_bytes, round_trip_s)
 
 
 def read_shared_memory() -> tuple[int, int] | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes a command consists of, and who else uses the cores.
+"""The processes of a command, and the largest other user of the cores.
 
 Members are the command's descendants, and those that lost their parent on the way. Reading every process of a
 big machine twice a second would cost more than all else together. So known members are asked for their
@@ -34,7 +34,7 @@ class Tree:
 
     Args:
         ignored: processes that watch, and their children.
-        is_marked: whether a process belongs to the command, whoever started it.
+        is_marked: whether a process belongs to the command, also where another process started it.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Tree:
         passed_s = now_s - self._walked_s
         self.biggest_other = None
         if self._cpu_before and passed_s > 0:
-            # Who was not there at the last walk has begun since.
+            # A process that was not there at the last walk has begun since.
             grown = {s.pid: s.cpu_s - self._cpu_before.get((s.pid, s.start), 0.0) for s in others}
             by_name = defaultdict[str, float](float)
             for stat in others:
@@ -142,7 +142,7 @@ class Tree:
 
 
 def _read_children(pid: int) -> list[int]:
-    # Those of the main thread: what other threads started is found by the next walk.
+    # Those of the main thread: children of other threads are found by the next walk.
     return [int(word) for word in (read_file(f"/proc/{pid}/task/{pid}/children") or b"").split()]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cores, memory, disks and network did between two readings; meters keep what they need for rates."""
+"""Rates of cores, memory, disks and network between two readings; each meter keeps the earlier one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class CpuMeter:
         reading: Reading = {
             "cores": self._cores, "busy": busy, "iowait": round(iowait, 3), "steal": round(steal, 3),
             "ours": round(ours, 3), "others": round(max(0.0, all_busy - ours - sampler), 3),
-            "sampler": round(sampler, 5),
         }  # fmt: skip
         if other is not None:
             reading["biggest_other"] = {
@@ -94,14 +93,14 @@ class MemoryMeter:
     def read(self, passed_s: float, members: dict[int, ProcessStat]) -> Reading:
         self._follow(members)
         machine, now = process.read_memory_info(), process.read_vmstat()
-        total, available = machine.get("MemTotal", 0), machine.get("MemAvailable", 0)
+        total = machine.get("MemTotal", 0)
         use = None if self._group is None else self._group.read()
         cache = machine.get("Cached", 0) + machine.get("Buffers", 0) - machine.get("Shmem", 0)
         reading: Reading = {
-            "used": total - available + cache if use is None else use.used_bytes,
+            "used": total - machine.get("MemAvailable", 0) + cache if use is None else use.used_bytes,
             "limit": total if use is None else min(total, use.limit_bytes),
             "cache": cache if use is None else use.cache_bytes,
-            "is_group": use is not None, "available": available, "total": total,
+            "is_group": use is not None, "total": total,
             "swap_used": machine.get("SwapTotal", 0) - machine.get("SwapFree", 0),
         }  # fmt: skip
         swapped = self._page / passed_s
@@ -163,9 +162,9 @@ class TrafficMeter:
         before, self._nfs = self._nfs, process.read_nfs()
         reading = {}
         for point, new in self._nfs.items():
-            operations, reads, read, written, trips = _per_s(new, before.get(point, new), passed_s)
+            operations, read, written, trips = _per_s(new, before.get(point, new), passed_s)
             reading[point] = {
-                "operations_per_s": round(operations, 1), "reads_per_s": round(reads, 1),
+                "operations_per_s": round(operations, 1),
                 "read_per_s": round(read), "write_per_s": round(written),
                 "round_trip_s": round(trips / operations, 6) if operations > 0 else None,
             }  # fmt: skip
@@ -177,7 +176,7 @@ def _per_s(new: Sequence[float], old: Sequence[float], passed_s: float) -> list[
 
 
 class JobMeter:
-    """A job, and the machine around it, between two readings: what the doctor's sampler and `watch` read.
+    """A job, and the machine around it, between two readings of the doctor's sampler or of `watch`.
 
     Args:
         root: the process that the job is, or below which it is.
@@ -194,7 +193,7 @@ class JobMeter:
     def list_parts(
         self, passed_s: float, members: dict[int, ProcessStat]
     ) -> dict[str, Callable[[], Reading | None]]:
-        """Return what reads each part of a sample."""
+        """Return the function that reads each part of a sample."""
         return {
             "cpu": lambda: self._cpu.read(passed_s, members, self.tree.biggest_other),
             "memory": lambda: self._memory.read(passed_s, members),

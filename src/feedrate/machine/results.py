@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where something was measured, and what that machine is made of."""
+"""Facts about a machine: its parts, its file systems, and the numbers that were measured of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MEMORY_KINDS = frozenset({"tmpfs", "ramfs", "devtmpfs", "memory"})
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What is under a path.
+    """The file system and the disk under a path.
 
     Attributes:
         kind: as the kernel names it: `ext4`, `nfs4`, `lustre`, `fuse.sshfs`, `overlay`, `tmpfs`;
             or `unknown`.
-        source: what is mounted: `/dev/sda1`, `server:/home`.
+        source: of the mount: `/dev/sda1`, `server:/home`.
         rotational: the disk spins; None: unknown. Virtual disks often claim to.
-        is_virtual_disk: a virtual machine's disk, which says nothing true of what it is made of.
+        is_virtual_disk: a virtual machine's disk, which does not tell the truth of the disk behind it.
     """
 
     path: str
@@ -74,8 +74,6 @@ class Gpu:
     power_limit_w: float | None = None
     pcie_to_device_bytes_per_s: float | None = None
     pcie_from_device_bytes_per_s: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
     uuid: str = ""
 
 
@@ -86,15 +84,6 @@ class GpuProcess:
     gpu: int
     pid: int
     memory_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuShare:
-    """Which part of a GPU's time a process had."""
-
-    gpu: int
-    pid: int
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +100,12 @@ class StoreSpeed:
         read_s: one read of a few KB somewhere in a file that is open.
         warm_file_s, warm_bytes_per_s: the same file again at once. None: no time was left for it.
         keeps_pages: whether a second read of a file came from memory; None: not known.
-        write_bytes_per_s, create_s: writing one file, and what a small new one takes; None: not tried.
+        write_bytes_per_s, create_s: writing one file, and making a small one; None: not tried.
         streams: readers at a time, when `files_per_s` and `total_bytes_per_s` were measured.
-        cold_share: the part of what was read that was not in memory before; None: not known.
-        copy_bytes_per_s: what `feedrate stage` got of files that lie there, a whole folder's asked for and
+        cold_share: the part of the bytes read that was not in memory before; None: not known.
+        copy_bytes_per_s: of `feedrate stage` on files that lie there, a whole folder's asked for and
             read; None: not tried, or too few of them were not in memory.
-        shared_bytes_per_s: what it gives all nodes together; None: not known, and taken to be what one gets.
+        shared_bytes_per_s: of all nodes together; None: not known, and taken to be the rate of one.
     """
 
     path: str
@@ -139,7 +128,7 @@ class StoreSpeed:
 
     @property
     def is_memory(self) -> bool:
-        """Whether what is written there takes memory, and no disk."""
+        """Whether files there take memory, and no disk."""
         return self.kind in MEMORY_KINDS
 
 
@@ -153,13 +142,13 @@ class ModelRates:
 
 @dataclass(frozen=True, slots=True)
 class MachineNumbers:
-    """What `feedrate bench machine` measured on a node, as it is kept in the user's state folder.
+    """The results of `feedrate bench machine` on a node, as they are kept in the user's state folder.
 
     Attributes:
         date: of the measurement, YYYY-MM-DD.
         stores: by mount point.
         decode_images_per_s: of one core, crops of photographs like ImageNet's: `pillow`, `feedrate`.
-        core_gain: what all usable cores decode together, divided by what one does.
+        core_gain: images that all usable cores decode in a time, divided by those of one core.
         to_device_bytes_per_s: from pinned memory to the first GPU.
         models: by name, on the first GPU, or on the CPU where there is none.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs and who is on them, and the disks and mounts where a job has its data files."""
+"""GPUs and the processes on them, and the disks and mounts where a job has its data files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_DATA = ("/dev/", "/proc/", "/sys/", "/run/", "/memfd:")
 
 
 class Gpus:
-    """What the GPUs did since the last `refresh`, for all jobs that are watched."""
+    """The GPUs since the last `refresh`, for all jobs that are watched."""
 
     def __init__(self, reader: GpuReader | None = None) -> None:
         self._reader = GpuReader() if reader is None else reader
@@ -57,8 +57,7 @@ class Gpus:
         if now_s - self._listed_s >= _PROCESSES_EVERY_S:
             self.processes, self._listed_s = self._reader.read_processes(), now_s
         is_shared = len({one.gpu for one in self.processes}) < len(self.processes)
-        shares = self._reader.read_shares() if is_shared else ()
-        self._shares = {(one.gpu, one.pid): one.share for one in shares}
+        self._shares = self._reader.read_shares() if is_shared else {}
 
     def of(self, members: set[int], open_files: Iterable[str] = ()) -> tuple[GpuUse, ...]:
         """Return the GPUs that a job uses: where it holds memory, else whose files it has open.
@@ -153,7 +152,7 @@ def list_stores(
         if disk in disks and disk is not None:
             on_disk.setdefault(disk, []).append(point)
         elif mount is not None and point not in nfs and is_network(mount.kind):
-            found.append(StoreUse(point, mount.kind, (point,), None, None, None, None, None))
+            found.append(StoreUse(point, mount.kind, (point,)))
     for point, rates in nfs.items():
         if point in points or rates["operations_per_s"] >= 1:
             kind = mounts[point].kind if point in mounts else "nfs"
@@ -166,7 +165,7 @@ def list_stores(
         read, written, busy = rates["read_per_s"], rates["write_per_s"], rates["busy"]
         if name in on_disk or read + written >= _LEAST_TRAFFIC or busy >= _LEAST_BUSY:
             mine = tuple(on_disk.get(name, ()))
-            found.append(StoreUse(name, "disk", mine, read, written, busy, None, None))
+            found.append(StoreUse(name, "disk", mine, read, written, busy))
     return tuple(sorted(found, key=lambda store: (not store.mount_points, store.name)))
 
 

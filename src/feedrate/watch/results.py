@@ -14,7 +14,7 @@ COMPUTING, QUEUED, STORAGE, IDLE = "computing", "queued for a core", "waiting fo
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What a process did, as shares of the time; together 1."""
+    """The time of a process, as shares; together 1."""
 
     computing: float
     queued: float
@@ -23,7 +23,7 @@ class Shares:
 
     @property
     def doing(self) -> str:
-        """What it did for most of the time."""
+        """The state in which it was for most of the time."""
         named = {
             COMPUTING: self.computing, STORAGE: self.storage, QUEUED: self.queued, IDLE: self.idle,
         }  # fmt: skip
@@ -36,8 +36,8 @@ class WatchedProcess:
 
     Attributes:
         cores: that all its threads used together.
-        doing: what it did for most of the time.
-        read_bytes_per_s: what it read, the page cache included; `disk_bytes_per_s`: without that.
+        doing: the state in which it was for most of the time.
+        read_bytes_per_s: the page cache included; `disk_bytes_per_s`: without that.
     """
 
     pid: int
@@ -94,7 +94,7 @@ class CoreUse:
         job, others: used by the job, and by others on those that are allowed.
         idle: that the job could still use.
         throttled_share: of the time, in which the quota stopped the job.
-        biggest_other: the name, user and cores of who else uses most.
+        biggest_other: name, user and cores of the largest other user of the machine.
     """
 
     machine: int
@@ -118,7 +118,7 @@ class MemoryUse:
 
     Attributes:
         used_bytes: page cache included; `cache_bytes`: that part of it.
-        job_bytes: of the job's processes: what is not of files; what forks share counts in each.
+        job_bytes: of the job's processes, without files; pages that forks share count in each.
         job_swap_bytes: that the job's processes have in swap; None: not told.
         swap_used_bytes, swap_in_bytes_per_s, swap_out_bytes_per_s, major_faults_per_s: of the machine.
     """
@@ -148,28 +148,28 @@ class StoreUse:
     name: str
     kind: str
     mount_points: tuple[str, ...]
-    read_bytes_per_s: float | None
-    written_bytes_per_s: float | None
-    busy: float | None
-    operations_per_s: float | None
-    round_trip_s: float | None
+    read_bytes_per_s: float | None = None
+    written_bytes_per_s: float | None = None
+    busy: float | None = None
+    operations_per_s: float | None = None
+    round_trip_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the readings mean.
+    """The judgement on the readings.
 
     Attributes:
         codes: of the doctor's findings, the likely ones; empty: the readings do not tell.
         is_good: nothing is to be done for the data.
-        remedy: what helps, where that is clear; `next`: the command to type.
+        remedy: a change that helps, where that is clear; `next`: the command to type.
     """
 
     codes: tuple[str, ...]
     title: str
     reason: str
-    remedy: str
-    next: str
+    remedy: str = ""
+    next: str = ""
     is_good: bool = False
 
 
@@ -196,8 +196,8 @@ class WatchedJob:
         helpers: processes of it that neither train nor load: launchers, trackers.
         threads: of the training process, where it has no worker processes.
         free_gpus: that no process uses.
-        not_visible: what could not be read, and why.
-        notes: how the job was chosen, and what was understood of the PID that was given.
+        not_visible: readings that the rights forbid, and why.
+        notes: how the job was chosen, and the process that the given PID stands for.
         other_jobs: of the same user, where watch chose this one.
         doctor: the process of a `feedrate doctor` that runs this job.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a job twice and says what happened in between; never touches it, reads only what the rights allow.
+"""Reads a job twice and compares; never touches it, and reads only files that the rights allow.
 
-Counters give what a process computed and how long it was queued for a core. How the rest divides into waiting
+Counters give the time that a process computed, and was queued for a core. How the rest divides into waiting
 for storage and waiting for others is sampled: `glance` looks at the states a few times between two readings.
 """
 
@@ -18,11 +18,13 @@ from feedrate.errors import NotFound
 from feedrate.machine import cpu
 from feedrate.machine.process import (
     ProcessStat,
+    list_threads,
     parse_stat,
     read_anonymous,
     read_command_line,
     read_file,
     read_io,
+    read_schedule,
     read_stat,
     read_user,
 )
@@ -68,7 +70,7 @@ _MOST_THREADS = 256
 _LOOK_FOR_FRAMEWORKS = 12  # readings: imports take a while
 _FIND_EVERY_S = 10.0
 _MOST_JOBS = 40
-_LEAST_CORES = 0.1  # what trains uses this much, or has workers, or a GPU
+_LEAST_CORES = 0.1  # a training process uses this much, or has workers, or a GPU
 _LEAST_FED = 0.02  # of a core: a parent that uses less takes no batches from its children
 # Threads of torch that run a part of the training loop (backward) while the main thread waits for them.
 _LOOP_THREADS = b"pt_autograd"
@@ -77,7 +79,7 @@ _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Of one process or thread, since it began. `loop_s`: of what runs the training loop; None: of all."""
+    """Of one process or thread, since it began. `loop_s`: of the training loop; None: of all."""
 
     cpu_s: float
     queued_s: float
@@ -88,7 +90,7 @@ class Counters:
 
 
 def divide_time(before: Counters, after: Counters, passed_s: float, states: Mapping[str, int]) -> Shares:
-    """Return what a process did between two readings; `states`: how often it was seen blocked or asleep."""
+    """Divide the time between two readings; `states`: how often the process was seen blocked or asleep."""
     used_s = after.cpu_s - before.cpu_s
     if before.loop_s is not None and after.loop_s is not None:
         used_s = after.loop_s - before.loop_s
@@ -113,7 +115,7 @@ def find_state(pid: int) -> str:
 
 
 class JobSampler:
-    """Watches one job from `pid` down. `take` returns what happened since it was last called, or None: ended.
+    """Watches one job from `pid` down. `take` returns the time since its last call; None: the job ended.
 
     Args:
         notes, other_jobs: for every view: how the job was chosen, and from which.
@@ -129,7 +131,7 @@ class JobSampler:
         self._user = name_user(read_user(pid)) or "unknown"
         self._lines: dict[tuple[int, str], tuple[str, ...]] = {}
         self._before: dict[int, Counters] = {}
-        self._threads_before: dict[int, Counters] = {}
+        self._threads_before: dict[int, tuple[float, float]] = {}
         self._states: dict[int, Counter[str]] = {}
         self._roles: dict[int, str] = {}
         self._frameworks: tuple[str, ...] = ()
@@ -142,19 +144,19 @@ class JobSampler:
         self.take()
 
     def glance(self) -> None:
-        """Look what the processes do at this moment; a few microseconds for each."""
+        """Note the state of each process at this moment; a few microseconds for each."""
         for pid, role in self._roles.items():
             if role != HELPER and (state := find_state(pid)):
                 self._states.setdefault(pid, Counter())[state] += 1
 
     def take(self) -> WatchedJob | None:
         root = read_stat(self.pid)
-        if root is None or root.start != self._start or root.state in ("Z", "X"):
+        if root is None or root.start != self._start or root.is_over:
             return None
         now_s = time.monotonic()
         passed_s, self._at_s = max(now_s - self._at_s, 1e-3), now_s
         members = {self.pid: root, **self._meter.tree.look()}
-        members = {pid: stat for pid, stat in members.items() if stat.state not in ("Z", "X")}
+        members = {pid: stat for pid, stat in members.items() if not stat.is_over}
         self._roles = self._find_roles(members)
         loaders = [pid for pid, role in self._roles.items() if role != HELPER]
         open_files = {path for pid in loaders for path in list_open(pid)}
@@ -165,7 +167,7 @@ class JobSampler:
         trainers = [one.pid for one in processes if one.role == TRAINER]
         self._look_for_frameworks(trainers)
         has_workers = any(one.role == WORKER for one in processes)
-        threads = () if has_workers else self._measure_threads(trainers[:1], passed_s)
+        threads = self._measure_threads(trainers[0], passed_s) if trainers and not has_workers else ()
         self._mounts.update(dict.fromkeys(find_data_mounts(open_files), now_s))
         self._mounts = {mount: seen for mount, seen in self._mounts.items() if now_s - seen < 60}
         read: dict[str, Any] = {
@@ -238,7 +240,7 @@ class JobSampler:
     def _measure(
         self, members: Mapping[int, ProcessStat], passed_s: float, on_gpu: set[int]
     ) -> tuple[WatchedProcess, ...]:
-        """Return who trains and who loads; the rest are helpers."""
+        """Return the processes that train and load; the rest are helpers."""
         after = {pid: self._count(stat) for pid, stat in members.items()}
         found = [
             self._describe(stat, self._before.get(pid, after[pid]), after[pid], passed_s)
@@ -259,10 +261,10 @@ class JobSampler:
 
     def _count(self, stat: ProcessStat) -> Counters:
         io = read_io(stat.pid) if self._roles[stat.pid] != HELPER else None
-        queued = (read_file(f"/proc/{stat.pid}/schedstat") or b"").split()
+        _, queued_s = read_schedule(stat.pid) or (0.0, 0.0)
         return Counters(
             stat.cpu_s,
-            int(queued[1]) * 1e-9 if len(queued) > 1 else 0.0,
+            queued_s,
             _read_loop_s(stat.pid) if self._roles[stat.pid] == TRAINER else None,
             *(() if io is None else (io["rchar"], io["read_bytes"], io["write_bytes"])),
         )
@@ -290,22 +292,19 @@ class JobSampler:
             written_bytes_per_s=rate("written_bytes"),
         )
 
-    def _measure_threads(self, trainers: Sequence[int], passed_s: float) -> tuple[ThreadGroup, ...]:
-        after: dict[int, Counters] = {}
+    def _measure_threads(self, trainer: int, passed_s: float) -> tuple[ThreadGroup, ...]:
+        after: dict[int, tuple[float, float]] = {}
         groups: dict[str, list[tuple[float, float, bool]]] = {}
-        for pid in trainers:
-            for tid in _list_threads(pid):
-                text = read_file(f"/proc/{pid}/task/{tid}/stat")
-                stat = parse_stat(text) if text else None
-                queued = (read_file(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
-                if stat is None or len(queued) < 2:
-                    continue
-                after[tid] = now = Counters(int(queued[0]) * 1e-9, int(queued[1]) * 1e-9)
-                old = self._threads_before.get(tid, now)
-                used, waited = max(0.0, now.cpu_s - old.cpu_s), max(0.0, now.queued_s - old.queued_s)
-                one = (used / passed_s, waited / passed_s, stat.state == "D")
-                name = MAIN_THREAD if tid == pid else stat.name.rstrip("0123456789-_#")
-                groups.setdefault(name, []).append(one)
+        for tid in list_threads(trainer)[:_MOST_THREADS]:
+            stat = parse_stat(read_file(f"/proc/{trainer}/task/{tid}/stat") or b"")
+            schedule = read_schedule(trainer, tid)
+            if stat is None or schedule is None:
+                continue
+            after[tid] = schedule
+            before = self._threads_before.get(tid, schedule)
+            used, waited = (max(0.0, n - o) / passed_s for n, o in zip(schedule, before, strict=True))
+            name = MAIN_THREAD if tid == trainer else stat.name.rstrip("0123456789-_#")
+            groups.setdefault(name, []).append((used, waited, stat.state == "D"))
         self._threads_before = after
         made = [
             ThreadGroup(name, len(found), *(sum(values) for values in zip(*found, strict=True)))
@@ -341,7 +340,7 @@ class JobSampler:
         self, reading: Reading, members: Iterable[int], processes: Sequence[WatchedProcess]
     ) -> MemoryUse:
         swapped = [one.swap_bytes for one in processes]
-        # What forks share is in swap once, and counts in each.
+        # Pages that forks share are in swap once, and count in each.
         known = min(sum(one or 0 for one in swapped), reading["swap_used"])
         return MemoryUse(
             used_bytes=reading["used"],
@@ -384,27 +383,19 @@ def read_swap(pid: int) -> int | None:
 
 
 def _read_loop_s(pid: int) -> float | None:
-    """Return what the main thread of a trainer computed, and those that run a part of its loop for it."""
+    """Return the CPU time of a trainer's main thread, and of those that run a part of its loop for it."""
     used_s = 0.0
-    for tid in _list_threads(pid):
-        name = b"" if tid == pid else read_file(f"/proc/{pid}/task/{tid}/comm") or b""
-        if tid != pid and not name.startswith(_LOOP_THREADS):
-            continue
-        fields = (read_file(f"/proc/{pid}/task/{tid}/schedstat") or b"").split()
-        if not fields:
-            return None
-        used_s += int(fields[0]) * 1e-9
+    for tid in list_threads(pid)[:_MOST_THREADS]:
+        name = read_file(f"/proc/{pid}/task/{tid}/comm") or b""
+        if tid == pid or name.startswith(_LOOP_THREADS):
+            schedule = read_schedule(pid, tid)
+            if schedule is None:
+                return None
+            used_s += schedule[0]
     return used_s
 
 
-def _list_threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")[:_MOST_THREADS]]
-    except OSError:
-        return []
-
-
-_UNKNOWN = Verdict((), "not known yet", "this is the first reading", "", "")
+_UNKNOWN = Verdict((), "not known yet", "this is the first reading")
 
 
 class UserSampler:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are a job: what a process number means, the jobs of a user, who trains and who loads."""
+"""The processes of a job: the meaning of a process number, the jobs of a user, and the roles in each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from feedrate.units import shell_quote
 from feedrate.watch.results import HELPER, TRAINER, WORKER, JobSummary
 
 _INIT, _KERNEL_PARENT = 1, 2  # what kthreadd started is no program
-# What starts jobs and is none itself: shells, terminals, schedulers, containers, notebooks.
+# Programs that start jobs and are none: shells, terminals, schedulers, containers, notebooks.
 _STARTERS = re.compile(
     r"(ba|da|z|tc|c|k|fi)?sh|login|sshd.*|su|sudo|runuser|tmux.*|screen|systemd.*|init|tini|dumb-init|docker-init"
     r"|conmon|containerd-shim.*|slurmstepd.*|slurm_script|srun|mpirun|mpiexec|pbs_.*|sge_.*|jupyter.*|node|code"
@@ -41,20 +41,19 @@ _HELPERS = re.compile(
     r"|(^|/)tensorboard(\.main|\.py|\.exe)?$"
 )
 _STARTED_BY_PYTHON = re.compile(r"multiprocessing\.(spawn|forkserver)")
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*[a-z]?")
 # By the libraries that a process has mapped; where these may not be read, by a word of its command line.
 _LIBRARIES = (
     ("TensorFlow", b"libtensorflow"), ("PyTorch", b"libtorch_cpu"), ("PyTorch", b"libtorch_python"),
     ("JAX", b"/jaxlib/"), ("feedrate.Loader", b"/feedrate/_native"),
 )  # fmt: skip
-_SCHEDULED = ("SLURM_JOB_ID", "PBS_JOBID")  # what names the job that a process belongs to
+_SCHEDULED = ("SLURM_JOB_ID", "PBS_JOBID")  # variables that name the job of a process
 _MOST_LISTED, _LONGEST = 8, 60
 _WORDS = (("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("JAX", "jax"))
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a role is told from."""
+    """The facts of a process that tell its role."""
 
     pid: int
     parent: int
@@ -63,7 +62,7 @@ class Member:
 
 
 def find_target(text: str) -> tuple[int, tuple[str, ...]]:
-    """Return the first process of the job that a number means, and what was understood otherwise than typed.
+    """Return the first process of the job that a number means, and a note where that is another process.
 
     Raises:
         UsageError: it is no number, or a process that cannot be watched.
@@ -80,7 +79,7 @@ def find_target(text: str) -> tuple[int, tuple[str, ...]]:
         )
     if stat.pid == _KERNEL_PARENT or stat.parent == _KERNEL_PARENT:
         raise UsageError(f"process {text} ({stat.name}) is a thread of Linux's kernel, and no job")
-    if stat.state in ("Z", "X"):
+    if stat.is_over:
         raise UsageError(
             f"process {text} ({stat.name}) has ended; only its exit code waits for its parent",
             hint=f"its parent is {stat.parent}: feedrate watch {stat.parent}",
@@ -95,7 +94,7 @@ def _climb(stat: ProcessStat, text: str) -> tuple[int, tuple[str, ...]]:
     pid = group
     while (found := read_stat(pid)) is not None and (above := read_stat(found.parent)) is not None:
         pair = {s.pid: Member(s.pid, s.parent, s.name, read_command_line(s.pid)) for s in (found, above)}
-        # What another user started, as a launcher of the system does, is a job of its own.
+        # A process that another user started, as a launcher of the system does, is a job of its own.
         if assign_roles(pair)[pid] == TRAINER or read_user(pid) != read_user(above.pid):
             break
         pid = above.pid
@@ -106,7 +105,7 @@ def _climb(stat: ProcessStat, text: str) -> tuple[int, tuple[str, ...]]:
 
 
 def assign_roles(members: Mapping[int, Member]) -> dict[int, str]:
-    """Return who loads data for another, and who only helps; all others may be what trains.
+    """Return which processes load data for another, or only help; any other may train.
 
     A worker is a fork of its parent (the same command line), or was started by Python's multiprocessing.
     """
@@ -124,16 +123,13 @@ def _find_role(member: Member, parent: Member | None) -> str:
     if started is not None:
         # The server that forks workers is none itself, and waits.
         return WORKER if started.group(1) == "spawn" or is_fork else HELPER
-    is_python = bool(member.command) and _PYTHON.fullmatch(os.path.basename(member.command[0]))
-    return WORKER if is_fork and is_python else TRAINER
+    return WORKER if is_fork and read_python_call(member.command) is not None else TRAINER
 
 
 def _name_program(command: tuple[str, ...]) -> str:
     """Return the program of a command line, and of Python's the script, the module or the code."""
     call = read_python_call(command)
-    if call is not None and call.program:
-        return call.program
-    return command[0] if command else ""
+    return (call and call.program) or "".join(command[:1])
 
 
 def is_spawned(command: tuple[str, ...]) -> bool:
@@ -175,8 +171,8 @@ def find_doctor(pid: int) -> int | None:
 def choose_training(busy: list[JobSummary], user: str) -> tuple[JobSummary, str]:
     """Return the job that is meant where none is named, and why.
 
-    That is one of this session or of this scheduler's job, and else the user's only training: others may be
-    anybody's who works under the same name.
+    That is one of this session or of this scheduler's job, and else the user's only training: several people
+    may work under the same name.
 
     Raises:
         UsageError: there are several.
@@ -210,7 +206,7 @@ def _has_framework(root: int) -> bool:
 
 
 def _list_lines(jobs: list[JobSummary]) -> str:
-    """Return what to type to watch each."""
+    """Return the command that watches each job."""
     lines = [
         f"feedrate watch {job.pid}  # {' '.join(map(shell_quote, job.command))[:_LONGEST]}"
         for job in jobs[:_MOST_LISTED]
@@ -248,7 +244,7 @@ class JobFinder:
 
     def _read(self) -> list[ProcessStat]:
         mine = (pid for pid in list_processes() if read_user(pid) == self._user and pid != os.getpid())
-        return [s for pid in mine if (s := read_stat(pid)) is not None and s.state not in ("Z", "X")]
+        return [s for pid in mine if (s := read_stat(pid)) is not None and not s.is_over]
 
     def find(self, clock_s: float, on_gpus: Iterable[GpuProcess]) -> list[JobSummary]:
         """Return the jobs, those on GPUs first, then those that use the most cores; small ones left out."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What readings from outside mean, in the doctor's words: its codes and titles, and "cannot tell" where so.
+"""Judges readings from outside in the doctor's words: its codes and titles, and "cannot tell" where so.
 
-From outside one sees who computes, who waits and for what, and not why a step takes its time. A trainer that
-sleeps waits for its data; what its workers do meanwhile says what the data waits for. A GPU that is busy does
+From outside one sees which processes compute or wait, and not why a step takes its time. A trainer that
+sleeps waits for its data; the state of its workers meanwhile tells the reason. A GPU that is busy does
 not wait. Without a GPU the device is the CPU: a trainer that computes does not wait.
 """
 
@@ -58,7 +58,7 @@ def _find_short_memory(job: WatchedJob) -> Verdict | None:
     memory = job.memory
     swapped = memory.swap_in_bytes_per_s + memory.swap_out_bytes_per_s
     own = memory.used_bytes - memory.cache_bytes
-    # Of the machine's swapping, what is not this job's own holds others up.
+    # Swapping of other jobs does not hold this one up.
     is_swapping = memory.job_swap_bytes != 0 and limits.is_memory_short(swapped, 0.0, is_full=False)
     is_full = limits.is_memory_full(own, memory.limit_bytes)
     if not is_swapping and not limits.is_memory_short(0.0, memory.major_faults_per_s, is_full=is_full):
@@ -253,7 +253,7 @@ def _unused_gpu(job: WatchedJob) -> Verdict:
 def _good(reason: str) -> Verdict:
     remedy = "nothing to do for the data; half precision or a larger batch may speed up the model"
     code = limits.DEVICE
-    return Verdict((code,), limits.LIMITS[code].title, reason, remedy, "", is_good=True)
+    return Verdict((code,), limits.LIMITS[code].title, reason, remedy, is_good=True)
 
 
 def _verdict(job: WatchedJob, codes: str | tuple[str, ...], reason: str, remedy: str) -> Verdict:
@@ -265,11 +265,11 @@ def _verdict(job: WatchedJob, codes: str | tuple[str, ...], reason: str, remedy:
 
 
 def _cannot_tell(job: WatchedJob, reason: str) -> Verdict:
-    return Verdict((), UNKNOWN, reason, "", suggest(job))
+    return Verdict((), UNKNOWN, reason, next=suggest(job))
 
 
 def suggest(job: WatchedJob) -> str:
-    """Return what to type, or use, to learn more."""
+    """Return the command to type, or the profiler to use, to learn more."""
     if job.doctor is not None:
         return f"a doctor is running on it already (process {job.doctor}): read its report when it ends"
     for name, profiler in _PROFILERS.items():

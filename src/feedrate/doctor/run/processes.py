@@ -102,7 +102,7 @@ def find_members(run: Path, known: Mapping[int, int]) -> list[ProcessStat]:
     mine = os.getpid()
     for pid in list_processes():
         stat = read_stat(pid)
-        if stat is None or pid in (1, mine) or stat.state in ("Z", "X"):
+        if stat is None or pid in (1, mine) or stat.is_over:
             continue
         if known.get(pid) == stat.start or read_environ(pid, ENVIRONMENT) == str(run):
             found.append(stat)
@@ -188,7 +188,7 @@ def find_torch_names(known: Mapping[int, int], folder: Path = FOLDER) -> set[str
             continue
         stat, start = read_stat(int(match.group(1))), known[int(match.group(1))]
         # Its number may already be another process's; of one that only left records, nobody can tell.
-        if stat is None or stat.state in ("Z", "X") or start not in (stat.start, _UNKNOWN_START):
+        if stat is None or stat.is_over or start not in (stat.start, _UNKNOWN_START):
             found.add(name)
     return found
 

@@ -62,7 +62,7 @@ class ProcessMeter:
         self._free_at_s = 0.0
 
     def read(self, members: dict[int, ProcessStat]) -> list[Reading]:
-        alive = [stat for stat in members.values() if stat.state not in ("Z", "X")]
+        alive = [stat for stat in members.values() if not stat.is_over]
         readings = {(stat.pid, stat.start): self._read_one(stat) for stat in alive}
         self._add_rollups(readings)
         return list(readings.values())
@@ -137,7 +137,6 @@ class GpuMeter:
                 "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
                 "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
                 "from_device_per_s": gpu.pcie_from_device_bytes_per_s,
-                "pcie_generation": gpu.pcie_generation, "pcie_width": gpu.pcie_width,
             }
             for gpu in gpus
         ]  # fmt: skip
@@ -155,9 +154,9 @@ class GpuMeter:
         before is none of them.
         """
         shares: dict[int, float] = {}
-        for one in self._reader.read_shares() if self._others else ():
-            if one.pid in self._others:
-                shares[one.gpu] = shares.get(one.gpu, 0.0) + one.share
+        for (gpu, pid), share in self._reader.read_shares().items() if self._others else ():
+            if pid in self._others:
+                shares[gpu] = shares.get(gpu, 0.0) + share
         return {gpu: min(share, 1.0) for gpu, share in shares.items()}
 
 
