@@ -26,8 +26,9 @@ import numpy as np
 
 from feedrate import PackOptions, pack
 from feedrate.demo.run import write_photographs
+from feedrate.format.containers.tar import Tar
 from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part
-from feedrate.format.manifest import IndexPart, Manifest, dump_manifest, index_name, read_manifest, shard_name
+from feedrate.format.manifest import IndexPart, Manifest, dump_manifest, index_name, read_manifest
 from feedrate.kernel import crc32c
 from feedrate.lab.child import run_in_process
 from feedrate.machine.describe import describe_machine
@@ -49,12 +50,14 @@ def make_big_pack(folder: Path, samples: int) -> Path:
     big.mkdir()
     shards = []
     for number, first in enumerate(range(0, samples, SAMPLES_PER_SHARD)):
-        os.link(folder / "small" / small.shards[0].name, big / shard_name(number))
+        os.link(folder / "small" / small.shards[0].name, big / Tar().shard_name(number))
         count = min(SAMPLES_PER_SHARD, samples - first)
         data = dump_part(small.fields, repeat_part(part, first, count))
         (big / index_name(number)).write_bytes(data)
-        index = IndexPart(index_name(number), len(data), crc32c(data), locate_columns(data))
-        shards.append(replace(small.shards[0], name=shard_name(number), samples=count, index=index))
+        index = IndexPart(
+            name=index_name(number), size_bytes=len(data), crc32c=crc32c(data), columns=locate_columns(data)
+        )
+        shards.append(replace(small.shards[0], name=Tar().shard_name(number), samples=count, index=index))
     (big / "pack.json").write_bytes(dump_manifest(Manifest(small.fields, tuple(shards), small.settings)))
     return big
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feedrate import kernel
 from feedrate.errors import PackError
 from feedrate.format.fields import Field, Kind, row_dtype
-from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part, row_checks
+from feedrate.format.index import Part, dump_part, fill_derived, locate_columns, parse_part
 from support.examples import examples
 
 FIELDS = (
@@ -103,4 +103,4 @@ def test_row_check_is_the_crc_of_the_row_without_its_last_four_bytes() -> None:
     raw = rows.tobytes()
     width = rows.dtype.itemsize
     expected = [kernel.crc32c(raw[: width - 4]), kernel.crc32c(raw[width : 2 * width - 4])]
-    assert row_checks(rows).tolist() == expected
+    assert kernel.crc32c_rows(rows).tolist() == expected

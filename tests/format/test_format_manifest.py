@@ -13,18 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedrate.errors import NotFound, PackError
+from feedrate.format.containers.tar import Tar
 from feedrate.format.fields import Field, Kind
 from feedrate.format.manifest import (
-    IndexPart,
     Manifest,
-    Shard,
     dump_manifest,
     index_name,
     parse_manifest,
     read_manifest,
-    shard_name,
 )
 from support.damage import without_digest
+from support.packs import make_index, make_shard
 
 COUNTS = st.integers(0, 2**40)
 CRCS = st.integers(0, 2**32 - 1)
@@ -50,8 +49,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
     shards = []
     for number in range(draw(st.integers(0, 3))):
         columns = draw(st.dictionaries(NAMES, st.tuples(COUNTS) | st.tuples(COUNTS, COUNTS), max_size=3))
-        index = IndexPart(index_name(number), draw(COUNTS), draw(CRCS), columns)
-        shards.append(Shard(shard_name(number), draw(COUNTS), draw(CRCS), draw(COUNTS), index))
+        index = make_index(index_name(number), draw(COUNTS), draw(CRCS), columns)
+        shards.append(make_shard(Tar().shard_name(number), draw(COUNTS), draw(CRCS), draw(COUNTS), index))
     return Manifest(tuple(fields), tuple(shards), {"seed": draw(COUNTS)})
 
 
@@ -73,7 +72,11 @@ def test_any_bytes_as_manifest_end_in_a_pack_error(data: bytes) -> None:
 
 PLAIN = Manifest(
     (Field("label", Kind.NUMBER, dtype="int64", classes=("c2", "c3")),),
-    (Shard("shard-00000.tar", 10, 0x0A1B2C3D, 2, IndexPart("shard-00000.arrow", 20, 7, {"key": (8, 24)})),),
+    (
+        make_shard(
+            "shard-00000.tar", 10, 0x0A1B2C3D, 2, make_index("shard-00000.arrow", 20, 7, {"key": (8, 24)})
+        ),
+    ),
     {"seed": 0, "plan": "caf\u00e9"},
 )
 
@@ -143,14 +146,14 @@ def test_deeply_nested_manifest_is_refused() -> None:
     "name", ["../x.tar", "/etc/passwd", "a/b", "", ".", "..", "a\0b", ".hidden", "\udcff"]
 )
 def test_manifest_cannot_name_a_file_outside_the_pack(name: str) -> None:
-    manifest = Manifest((), (Shard("NAME", 1, 1, 0, IndexPart("i.arrow", 1, 1, {})),), {})
+    manifest = Manifest((), (make_shard("NAME", 1, 1, 0, make_index("i.arrow", 1, 1, {})),), {})
     text = without_digest(dump_manifest(manifest)).replace(b'"NAME"', json.dumps(name).encode())
     with pytest.raises(PackError, match="is not a plain file name"):
         parse_manifest(text)
 
 
 def test_manifest_that_names_a_file_twice_is_refused() -> None:
-    shard = Shard("s.tar", 1, 1, 0, IndexPart("i.arrow", 1, 1, {}))
+    shard = make_shard("s.tar", 1, 1, 0, make_index("i.arrow", 1, 1, {}))
     with pytest.raises(PackError, match="two of its files have the same name"):
         parse_manifest(dump_manifest(Manifest((), (shard, shard), {})))
 

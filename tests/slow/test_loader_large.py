@@ -15,8 +15,9 @@ import pytest
 
 from feedrate import Loader, RandomResizedCrop, kernel
 from feedrate.format import index, manifest
+from feedrate.format.containers.tar import Tar
 from feedrate.format.fields import Field, Kind, row_dtype
-from support.packs import LABEL, encode_image, make_image, write_images
+from support.packs import LABEL, encode_image, make_image, make_index, make_shard, write_images
 
 pytestmark = pytest.mark.slow
 FIELDS = (Field("image", Kind.IMAGE), LABEL)
@@ -44,11 +45,11 @@ def write_large(folder: Path) -> Path:
         variable = {"key": keys, "image.path": keys, "image.entries": [entries] * PER_SHARD}
         index.fill_derived(rows, variable)
         part = index.dump_part(FIELDS, index.Part(rows, variable, {}))
-        names = manifest.shard_name(shard), manifest.index_name(shard)
+        names = Tar().shard_name(shard), manifest.index_name(shard)
         (folder / names[0]).write_bytes(data)
         (folder / names[1]).write_bytes(part)
-        where = manifest.IndexPart(names[1], len(part), kernel.crc32c(part), index.locate_columns(part))
-        shards.append(manifest.Shard(names[0], len(data), kernel.crc32c(data), PER_SHARD, where))
+        where = make_index(names[1], len(part), kernel.crc32c(part), index.locate_columns(part))
+        shards.append(make_shard(names[0], len(data), kernel.crc32c(data), PER_SHARD, where))
     document = manifest.dump_manifest(manifest.Manifest(FIELDS, tuple(shards), {}))
     (folder / "pack.json").write_bytes(document)
     return folder

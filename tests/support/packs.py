@@ -14,6 +14,7 @@ from PIL import Image
 
 from feedrate import kernel
 from feedrate.format import index, manifest
+from feedrate.format.containers.tar import Tar
 from feedrate.format.fields import Field, Kind, row_dtype
 
 IMAGE = Field("image", Kind.IMAGE)
@@ -51,6 +52,16 @@ def write_pack(
     return folder
 
 
+def make_index(name: str, size_bytes: int, crc32c: int, columns: Mapping[str, Any]) -> manifest.IndexPart:
+    return manifest.IndexPart(name=name, size_bytes=size_bytes, crc32c=crc32c, columns=columns)
+
+
+def make_shard(
+    name: str, size_bytes: int, crc32c: int, samples: int, index_part: manifest.IndexPart
+) -> manifest.Shard:
+    return manifest.Shard(name=name, size_bytes=size_bytes, crc32c=crc32c, samples=samples, index=index_part)
+
+
 def _write_shard(
     folder: Path,
     shard: int,
@@ -69,11 +80,11 @@ def _write_shard(
             _add_value(row, variable, content, field, samples[number][field.name], number)
     index.fill_derived(rows, variable)
     part = index.dump_part(fields, index.Part(rows, variable, {}))
-    name, index_name = manifest.shard_name(shard), manifest.index_name(shard)
+    name, index_name = Tar().shard_name(shard), manifest.index_name(shard)
     (folder / name).write_bytes(content)
     (folder / index_name).write_bytes(part)
-    index_part = manifest.IndexPart(index_name, len(part), kernel.crc32c(part), index.locate_columns(part))
-    return manifest.Shard(name, len(content), kernel.crc32c(bytes(content)), len(numbers), index_part)
+    index_part = make_index(index_name, len(part), kernel.crc32c(part), index.locate_columns(part))
+    return make_shard(name, len(content), kernel.crc32c(bytes(content)), len(numbers), index_part)
 
 
 def _add_value(

@@ -16,7 +16,7 @@ import numpy as np
 
 from feedrate.errors import PackError, StorageError
 from feedrate.format.containers import FILES, RANGES
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Shard, read_manifest
+from feedrate.format.manifest import FILE_NAME, PackFile, Shard, read_manifest
 from feedrate.kernel import I32, I64, Status
 from feedrate.units import shell_quote
 
@@ -74,7 +74,7 @@ def check_index(pack: Pack, positions: I64) -> None:
     """Raise StorageError where the files that hold these rows of the index are seen to be gone or short."""
     for position in positions.tolist():
         shard = pack.manifest.shards[int(pack.locate(np.array([position]))[0][0])]
-        files: list[IndexPart | ColumnPart] = [shard.index]
+        files: list[PackFile] = [shard.index]
         files += [part for part in pack.manifest.parts if part.first <= position < part.stop]
         for file in files:
             fault = _find_fault(_Span(os.fspath(pack.locate_file(file)), 0, 0, file.size_bytes))

@@ -21,7 +21,7 @@ from feedrate import kernel
 from feedrate.errors import PackError, need
 from feedrate.format.fields import Field, Kind, row_dtype, text_check
 from feedrate.format.manifest import ColumnPart
-from feedrate.kernel import I64, U32
+from feedrate.kernel import I64
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,12 +142,7 @@ def fill_derived(rows: np.ndarray[Any, np.dtype[Any]], variable: Mapping[str, Se
     for name in rows.dtype.names or ():
         if name.endswith(".entries"):
             rows[name] = _entry_ranges(variable[name])
-    rows["check"] = row_checks(rows)
-
-
-def row_checks(rows: np.ndarray[Any, np.dtype[Any]]) -> U32:
-    """Return the checksum that each row should carry: the CRC-32C of its bytes without the last four."""
-    return kernel.crc32c_rows(rows)
+    rows["check"] = kernel.crc32c_rows(rows)
 
 
 def dump_part(fields: Sequence[Field], part: Part) -> bytes:
@@ -314,17 +309,8 @@ def dump_columns(fields: Sequence[Field], values: Values, samples: int) -> bytes
         rows[f"{field.name}.offset"], rows[f"{field.name}.length"] = starts[:-1], np.diff(starts)
         rows[f"{field.name}.crc32c"] = kernel.crc32c_texts(data, starts)
         texts[field.name] = pa.array(stored, pa.large_binary())
-    rows["check"] = _checks(rows)
+    rows["check"] = kernel.crc32c_rows(rows)
     return _dump_file({**{name: pa.array(rows[name]) for name in rows.dtype.names or ()}, **texts})
-
-
-def _checks(rows: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """Return the checksum of each row; of classes, of which there are few, each is computed once."""
-    names = rows.dtype.names or ()
-    if len(names) > 2:
-        return row_checks(rows)
-    _, first, which = np.unique(rows[names[0]].view("<i8"), return_index=True, return_inverse=True)
-    return row_checks(rows[first])[which]
 
 
 def make_part(name: str, fields: Sequence[Field], data: bytes, *, first: int, samples: int) -> ColumnPart:
@@ -360,7 +346,7 @@ def check_columns(data: bytes, part: ColumnPart, fields: Sequence[Field]) -> lis
         return [f"is not a column of this pack: {error}"]
     if len(rows) != part.samples:
         return [f"has {len(rows)} samples, pack.json says {part.samples}"]
-    wrong = np.flatnonzero(rows["check"] != _checks(rows))
+    wrong = np.flatnonzero(rows["check"] != kernel.crc32c_rows(rows))
     problems = [f"row {number} fails its checksum" for number in wrong[:5].tolist()]
     for field in fields:
         if field.kind is not Kind.NUMBER:

@@ -7,6 +7,7 @@ that are shifted, columns that were added (docs/format.md); version 3 where shar
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -134,7 +135,7 @@ def _container(name: object) -> str:
     return str(name)
 
 
-# How files stand in pack.json. Of their names and folders, see `_load_file`.
+# How values stand in pack.json.
 _Columns = Annotated[
     Mapping[str, tuple[int, ...]],
     Stored(
@@ -149,47 +150,49 @@ _Time = Annotated[int, Stored(lambda value: _count(value, 2**63))]
 _Entries = Annotated[int, Stored(lambda value: find_entries({"entries": value}))]
 
 
-# In the order that they always had: where it is comes first, what describes its index last.
-_ORDER = ("folder", "name", "bytes", "crc32c", "first", "samples", "fields", "entries")
-_LAST = ("columns", "index")
+# The order of the fields below is their order in pack.json.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackFile:
+    """A file of a pack.
+
+    Attributes:
+        folder: the folder of the file, relative to the pack's folder; "": the pack's own. Of a shard that was
+            indexed behind an address: the address, without the file's name (`s3://bucket/train`).
+    """
+
+    folder: str = ""
+    name: str
+    size_bytes: _Bytes
+    crc32c: _Crc
+
+    def check_loaded(self) -> None:
+        plain_name(self.name)
+        _folder(self.folder)
 
 
-def _dump_file(file: Shard | IndexPart | ColumnPart) -> dict[str, Any]:
-    document = documents.dump(file, omits_defaults=True)
-    names = dict.fromkeys((*_ORDER, *(name for name in document if name not in _LAST), *_LAST))
-    return {name: document[name] for name in names if name in document}
-
-
-@dataclass(frozen=True, slots=True)
-class IndexPart:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexPart(PackFile):
     """The Arrow file beside a shard. `columns` says where in it the values of each column begin.
 
     A fixed-width column has one position, a variable-width column two: its offsets and its data. With
     them a reader fetches any value with one `pread`, and needs neither a mapping nor pyarrow.
     """
 
-    name: str
-    size_bytes: _Bytes
-    crc32c: _Crc
-    columns: _Columns
-    folder: str = ""
     # Bytes of JPEG data from one entry point to the next.
     entries: _Entries = AUTO
+    columns: _Columns
 
 
-_Index = Annotated[IndexPart, Stored(lambda value: _load_file(IndexPart, value), dump=_dump_file)]
+_dump_file = functools.partial(documents.dump, omits_defaults=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard(PackFile):
     """A file of samples and its part of the index.
 
     Attributes:
-        folder: where the file is, relative to the pack's folder; "": in it. Of a file that was indexed
-            behind an address: that, without the file's name (`s3://bucket/train`).
-        prefix: a folder that keys and original paths are in: what stands in the shard is 'cat/1', the key is
-            'PREFIX/cat/1'.
-        first_number: what is added to the numbers that stand in the index.
+        prefix: a folder for keys and original paths: 'cat/1' in the shard has the key 'PREFIX/cat/1'.
+        first_number: added to the numbers in the index.
         container: tar, tfrecord or hdf5; "ranges": a file that was there before, and was indexed; "files":
             a folder that was there before, and a value is the file under it that its path names.
         mtime_ns: of a file that was there before, when it was indexed.
@@ -197,17 +200,17 @@ class Shard:
             replaced by one with other entry points; 0: it was not.
     """
 
-    name: str
-    size_bytes: _Bytes
-    crc32c: _Crc
     samples: _Count
-    index: _Index
-    folder: str = ""
     prefix: Annotated[str, Stored(_prefix)] = ""
     first_number: _Count = 0
     container: Annotated[str, Stored(_container)] = "tar"
     mtime_ns: _Time = 0
     identity: _Crc = 0
+    index: Annotated[IndexPart, Stored(dump=_dump_file)]
+
+    def check_loaded(self) -> None:
+        (_any_name if self.is_in_place else plain_name)(self.name)
+        (_any_folder if self.container == containers.RANGES else _folder)(self.folder)
 
     @property
     def known_by(self) -> tuple[int, int, int]:
@@ -233,31 +236,24 @@ class Shard:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPart:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnPart(PackFile):
     """Values of fields for samples `first` to `first + samples - 1`, in an Arrow file of their own.
 
     They stand before what the shards, and parts that come earlier, say of the same fields.
     """
 
-    name: str
-    size_bytes: _Bytes
-    crc32c: _Crc
     first: _Count
     samples: _Count
     fields: Annotated[tuple[str, ...], Stored(lambda names: tuple(map(str, names)), dump=list)]
     columns: _Columns
-    folder: str = ""
 
     @property
     def stop(self) -> int:
         return self.first + self.samples
 
 
-File = TypeVar("File", Shard, IndexPart, ColumnPart)
-
-
-def file_path(pack: str | os.PathLike[str], file: Shard | IndexPart | ColumnPart) -> Path:
+def file_path(pack: str | os.PathLike[str], file: PackFile) -> Path:
     """Return where a file of a pack is on this machine.
 
     Raises:
@@ -320,20 +316,8 @@ class Manifest:
         return next((f for f in self.all_fields if f.name == name), None)
 
 
-def shard_name(number: int) -> str:
-    return f"shard-{number:05d}.tar"
-
-
 def index_name(number: int) -> str:
     return f"shard-{number:05d}.arrow"
-
-
-def _load_file(kind: type[File], document: Any) -> File:
-    file = documents.load(kind, document)
-    container = file.container if isinstance(file, Shard) else ""
-    (_any_name if container in containers.IN_PLACE else plain_name)(file.name)
-    (_any_folder if container == containers.RANGES else _folder)(file.folder)
-    return file
 
 
 def dump_manifest(manifest: Manifest) -> bytes:
@@ -358,8 +342,8 @@ def _dump_document(manifest: Manifest) -> bytes:
         "fields": {f.name: dump_field(f) for f in manifest.fields},
         **({"added": {f.name: dump_field(f) for f in manifest.added}} if manifest.added else {}),
         "settings": manifest.settings,
-        "shards": [_dump_file(s) for s in manifest.shards],
-        **({"parts": [_dump_file(part) for part in manifest.parts]} if manifest.parts else {}),
+        "shards": [*map(_dump_file, manifest.shards)],
+        **({"parts": [*map(_dump_file, manifest.parts)]} if manifest.parts else {}),
     }
     return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
 
@@ -423,10 +407,10 @@ def parse_manifest(text: bytes) -> Manifest:
         manifest = Manifest(
             had_digest=had_digest,
             fields=tuple(load_field(name, f) for name, f in document["fields"].items()),
-            shards=tuple(_load_file(Shard, s) for s in document["shards"]),
+            shards=tuple(documents.load(Shard, s) for s in document["shards"]),
             settings=dict(document["settings"]),
             added=tuple(load_field(name, f) for name, f in document.get("added", {}).items()),
-            parts=tuple(_load_file(ColumnPart, p) for p in document.get("parts", ())),
+            parts=tuple(documents.load(ColumnPart, p) for p in document.get("parts", ())),
         )
         samples = _count(document["samples"])
     except PackError:
@@ -520,16 +504,10 @@ def _not_a_pack(folder: Path) -> NotFound:
 
 
 def dump_field(f: Field) -> dict[str, Any]:
-    document: dict[str, Any] = {"kind": f.kind.value}
-    if f.dtype is not None:
-        document["dtype"] = f.dtype
-    if f.shape is not None:
-        document["shape"] = list(f.shape)
-    if f.classes is not None:
-        document["classes"] = list(f.classes)
+    document = {"kind": f.kind.value, "dtype": f.dtype, "shape": f.shape, "classes": f.classes}
     if f.coding is not Coding.FILE:
         document["coding"] = f.coding.value
-    return document
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def load_field(name: str, document: dict[str, Any]) -> Field:

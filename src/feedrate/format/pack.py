@@ -32,6 +32,7 @@ from feedrate.format.manifest import (
     ColumnPart,
     IndexPart,
     Manifest,
+    PackFile,
     Shard,
     file_path,
     read_manifest,
@@ -41,6 +42,7 @@ from feedrate.units import shell_quote
 
 Rows = np.ndarray[Any, np.dtype[Any]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_TEXTS_TOGETHER = 65536
 
 
 class Lease(Protocol):
@@ -66,6 +68,7 @@ class Pack:
         shards = self.manifest.shards
         self._starts = np.cumsum([0, *(s.samples for s in shards)]).astype(np.int64)
         self._first_numbers = np.array([s.first_number for s in shards], np.int64)
+        self._stored_names = self._stored.names or ()
         self._is_plain = not (self.manifest.added or self.manifest.parts or self._first_numbers.any())
         # File 2i is shard i, file 2i + 1 its index part; behind them the parts with added columns. Of shards
         # in one file the first has its number.
@@ -78,7 +81,7 @@ class Pack:
         self._file_of_shard = np.array(
             [first.setdefault(path, 2 * i) for i, path in enumerate(stored[::2])], np.int32
         )
-        names = self._stored.names or ()
+        names = self._stored_names
         variable = ["key", *(name for f in self.manifest.fields for name in f.variable_columns())]
         try:
             bases = [[s.index.columns[n][0] for n in names] for s in shards]
@@ -100,14 +103,12 @@ class Pack:
 
     def _check_room(self) -> None:
         """Parts of the index must be as long as their samples need: a loader would go through all of them."""
-        shards = self.manifest.shards
         samples = np.diff(self._starts)
         ends = [(self._bases + samples[:, None] * self._strides).max(axis=1, initial=0)]
         ends += [pairs[:, 0] + 8 * (samples + (samples > 0)) for pairs in self._variable.values()]
-        sizes = np.array([s.index.size_bytes for s in shards], np.int64)
-        for number in np.flatnonzero(np.max(ends, axis=0) > sizes).tolist():
-            name, samples = shards[number].index.name, shards[number].samples
-            raise self._damage(f" is damaged: {name} is too short for {samples:,} samples")
+        for number in np.flatnonzero(np.max(ends, axis=0) > self._index_bytes).tolist():
+            shard = self.manifest.shards[number]
+            raise self._damage(f" is damaged: {shard.index.name} is too short for {shard.samples:,} samples")
 
     def _open_part(self, number: int, part: ColumnPart) -> _OpenPart:
         fields = [field for field in self.fields if field.name in part.fields]
@@ -116,7 +117,7 @@ class Pack:
         data = {f.name: part.columns[f.name][1] for f in fields if f.kind != "number"}
         return _OpenPart(2 * len(self.manifest.shards) + number, part, dtype, bases, data)
 
-    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
+    def locate_file(self, file: PackFile) -> Path:
         """Return where a file of the pack is; what is behind an address, `store` brings."""
         if isinstance(file, Shard) and file.is_remote:
             # Never opened, but it tells shards apart.
@@ -137,7 +138,7 @@ class Pack:
         """The positions at which shards begin, and the number of samples."""
         return self._starts
 
-    def __reduce__(self) -> tuple[type[Pack], tuple[Path]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Pack, (self.path,)
 
     def close(self) -> None:
@@ -147,7 +148,9 @@ class Pack:
 
     def reopen(self) -> Pack:
         """Open the same pack once more, for another process."""
-        return Pack(self.path)
+        kind, arguments = self.__reduce__()
+        pack: Pack = kind(*arguments)
+        return pack
 
     def turn_to_source(self, field: str, rows: Rows, positions: I64, statuses: I32) -> bool:
         """After a read: whether to read again, since what failed can come from elsewhere; see `store`.
@@ -185,9 +188,8 @@ class Pack:
         if self._is_plain:
             return stored, statuses
         rows = np.zeros(len(positions), self.dtype)
-        for name in self._stored.names or ():
-            if name in (self.dtype.names or ()) and self.dtype[name] == self._stored[name]:
-                rows[name] = stored[name]
+        for name in filter(self._is_stored, self.dtype.names or ()):
+            rows[name] = stored[name]
         rows["number"] += self._first_numbers[shards]
         for part in self._parts:
             if wanted is None or not part.entry.fields or any(f in wanted for f in part.entry.fields):
@@ -215,10 +217,7 @@ class Pack:
         )
         known = np.unique(others)
         paths: list[str | os.PathLike[str]] = [self.files.paths[number] for number in known.tolist()]
-        # A path that is damaged is empty: the folder itself, which cannot be read as a file.
-        for shard, path in zip(shards[at], self._read_texts(f"{field}.path", positions[at])[0], strict=True):
-            if path.startswith(b"/") or b".." in path.split(b"/"):
-                raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
+        for shard, path in zip(shards[at], self._read_paths(field, positions[at]), strict=True):
             paths.append(os.path.join(self.files.paths[2 * shard], os.fsdecode(path)))
         file = np.searchsorted(known, values.file).astype(np.int32)
         file[at] = len(known) + np.arange(len(at))
@@ -226,6 +225,15 @@ class Pack:
         if entries is not None:
             entries = replace(entries, file=np.searchsorted(known, entries.file).astype(np.int32))
         return kernel.Files(paths), values, entries
+
+    def _read_paths(self, field: str, positions: I64) -> list[bytes]:
+        """Return the paths of values that are files of their own, relative to their shard's folder."""
+        # A path that is damaged is empty: the folder itself, which cannot be read as a file.
+        paths, _ = self._read_texts(f"{field}.path", positions)
+        for path in paths:
+            if path.startswith(b"/") or b".." in path.split(b"/"):
+                raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
+        return paths
 
     def ranges(self, field: str, rows: Rows, positions: I64) -> Ranges:
         """Return where the bytes of a field are in `files`; see `find_values` for values that are files."""
@@ -325,21 +333,39 @@ class Pack:
             PackError: an index part cannot be read there.
         """
         dtype = self.dtype[name]
-        if name in (self._stored.names or ()) and self._stored[name] == dtype:
-            stored = [self._stored_column(shard, name) for shard in self.manifest.shards]
-            values = np.concatenate([np.zeros(0, dtype.base).reshape(0, *dtype.shape), *stored])
-        else:
-            values = None
-        if values is not None and name == "number":
-            values = values + np.repeat(self._first_numbers, np.diff(self._starts))
-        named = [part.entry for part in self._parts if name in (part.dtype.names or ()) and name != "check"]
-        for entry in named:
-            where = self.locate_file(entry), entry.columns[name][0]
-            added = self._read_column(*where, dtype, entry.samples)
-            # Only now: how many samples there are is a claim, until the bytes of a part were there.
-            values = np.zeros(len(self), dtype) if values is None else values
-            values[entry.first : entry.stop] = added
-        return np.zeros(len(self), dtype) if values is None else values
+        return np.concatenate([np.zeros((0, *dtype.shape), dtype.base), *self.columns(name)])
+
+    def columns(self, name: str) -> Iterator[Rows]:
+        """Yield such a column shard by shard, so that the whole of it need not be in memory.
+
+        Raises:
+            PackError: an index part cannot be read there.
+        """
+        dtype = self.dtype[name]
+        parts = [part.entry for part in self._parts if name in (part.dtype.names or ()) and name != "check"]
+        for shard, (start, stop) in zip(
+            self.manifest.shards, itertools.pairwise(self._starts.tolist()), strict=True
+        ):
+            added = []
+            for part in parts:
+                first, last = max(start, part.first), min(stop, part.stop)
+                if first < last:
+                    at = part.columns[name][0] + (first - part.first) * dtype.itemsize
+                    path = self.locate_file(part)
+                    added.append((first - start, self._read_column(path, at, dtype, last - first)))
+            # Only now: the number of samples is a claim until the bytes of a part were there.
+            is_stored = self._is_stored(name)
+            values = self._stored_column(shard, name) if is_stored else np.zeros(shard.samples, dtype)
+            if name == "number":
+                values = values + shard.first_number
+            values = np.array(values) if added else values
+            for at, some in added:
+                values[at : at + len(some)] = some
+            yield values
+
+    def _is_stored(self, name: str) -> bool:
+        """Return whether index parts of shards hold a column; an added one of its name may be another."""
+        return name in self._stored_names and self._stored[name] == self.dtype[name]
 
     def _stored_column(self, shard: Shard, name: str) -> Rows:
         dtype, is_pairs = self._stored[name], name.endswith(".entries")
@@ -379,21 +405,17 @@ class Pack:
                 if not is_good:
                     words = f"which holds '{name}' of its samples, is damaged or gone"
                     raise self._damage(f": {path.name}, {words}")
-        if name in (self._stored.names or ()):
-            for shard in self.manifest.shards:
-                self._check_rows(shard)
+        for shard in self.manifest.shards if name in self._stored_names else ():
+            columns = {name: self._stored_column(shard, name) for name in self._stored_names}
+            rows = np.zeros(shard.samples, self._stored)
+            for one, values in columns.items():
+                rows[one] = values
+            wrong = np.flatnonzero(rows["check"] != kernel.crc32c_rows(rows))
+            if wrong.size:
+                raise self._damage(f": {shard.index.name} is damaged: row {wrong[0]} fails its checksum")
         return self.column(name)
 
-    def _check_rows(self, shard: Shard) -> None:
-        columns = {name: self._stored_column(shard, name) for name in self._stored.names or ()}
-        rows = np.zeros(shard.samples, self._stored)
-        for name, values in columns.items():
-            rows[name] = values
-        wrong = np.flatnonzero(rows["check"] != kernel.crc32c_rows(rows))
-        if wrong.size:
-            raise self._damage(f": {shard.index.name} is damaged: row {wrong[0]} fails its checksum")
-
-    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
+    def all_texts(self, column: str) -> Iterator[bytes]:
         """Yield a variable-width column of the whole pack, many values at a time.
 
         Raises:
@@ -406,8 +428,8 @@ class Pack:
             path = self.locate_file(shard.index)
             offsets_at, data_at, checks_at = self._variable[column][number].tolist()
             prefix = f"{shard.prefix}/".encode() if shard.prefix and not column.endswith(".entries") else b""
-            for start in range(0, shard.samples, chunk):
-                count = min(chunk, shard.samples - start)
+            for start in range(0, shard.samples, _TEXTS_TOGETHER):
+                count = min(_TEXTS_TOGETHER, shard.samples - start)
                 bounds = self._read_column(path, offsets_at + 8 * start, np.dtype("<i8"), count + 1)
                 size_bytes = int(bounds[-1]) - int(bounds[0])
                 is_sorted = bool((bounds[1:] >= bounds[:-1]).all())
@@ -422,19 +444,6 @@ class Pack:
                     raise self._damage(f": the index is damaged in column '{column}'")
                 for begin, end in itertools.pairwise((bounds - bounds[0]).tolist()):
                     yield prefix + data[begin:end] if end > begin else b""
-
-    def columns(self, name: str) -> Iterator[Rows]:
-        """Yield such a column shard by shard, so that the whole of it need not be in memory.
-
-        Raises:
-            PackError: an index part cannot be read there.
-        """
-        is_laid_over = any(name in (part.dtype.names or ()) for part in self._parts)
-        if is_laid_over or name == "number" or name not in (self._stored.names or ()):
-            yield from np.split(self.column(name), self._starts[1:-1])
-            return
-        for shard in self.manifest.shards:
-            yield self._stored_column(shard, name)
 
     def describe_bad(self, position: int, field: str, row: Rows | None, reason: str) -> BadSample:
         """Return the error that names a sample which cannot be used."""

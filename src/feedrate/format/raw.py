@@ -60,14 +60,14 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], in
     return *header, stream.tell()
 
 
-def dump_table(data: bytes, block_rows: int | None = None) -> bytes:
+def dump_table(data: bytes) -> bytes:
     """Return the table of a raw image: its geometry, and a crc32c per block of rows."""
-    return _dump_table(*parse_raw(data), block_rows)
+    return _dump_table(*parse_raw(data))
 
 
 def dump_bare_table(pixels: U8, block_bytes: int = BLOCK_BYTES) -> bytes:
     """Return the table of an image whose rows are in a file without a header: H x W or H x W x 3."""
-    return _dump_table(pixels, 0, None, block_bytes)
+    return _dump_table(pixels, 0, block_bytes=block_bytes)
 
 
 def measure_table(width: int, height: int, channels: int, block_bytes: int = BLOCK_BYTES) -> int:
@@ -106,7 +106,7 @@ def table_fits(data: bytes, table: bytes) -> bool:
     return 1 <= block_rows <= len(pixels) and _dump_table(pixels, start, block_rows) == table
 
 
-def _dump_table(pixels: U8, start: int, block_rows: int | None, block_bytes: int = BLOCK_BYTES) -> bytes:
+def _dump_table(pixels: U8, start: int, block_rows: int = 0, block_bytes: int = BLOCK_BYTES) -> bytes:
     height, width = pixels.shape[:2]
     channels = 1 if pixels.ndim == 2 else 3
     row_bytes = width * channels

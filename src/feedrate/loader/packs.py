@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedrate.format.manifest import ColumnPart, IndexPart, Shard, file_path, read_manifest
+from feedrate.format.manifest import PackFile, file_path, read_manifest
 from feedrate.format.pack import Pack
 from feedrate.remote.addresses import is_address, is_url
 from feedrate.remote.pack import RemotePack
@@ -65,7 +65,7 @@ class HeldPack(Pack):
         self.lease = held
         weakref.finalize(self, held.release)
 
-    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
+    def locate_file(self, file: PackFile) -> Path:
         return file_path(self._held_path, file)
 
     def reopen(self) -> Pack:

@@ -22,7 +22,7 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError, StorageError
 from feedrate.files.atomic import write_all
 from feedrate.format.file_checks import check_change
-from feedrate.format.manifest import FILE_NAME, ColumnPart, IndexPart, Manifest, Shard, parse_manifest
+from feedrate.format.manifest import FILE_NAME, Manifest, PackFile, Shard, parse_manifest
 from feedrate.remote.addresses import FileVersion, Place, PlacedFile, is_address, split_source
 from feedrate.remote.retry import OPENING, EndsEarly, Outage, Retry, RetryPolicy
 
@@ -74,7 +74,7 @@ def coalesce(
     return requests
 
 
-def origin(file: Shard | IndexPart | ColumnPart) -> bytes:
+def origin(file: PackFile) -> bytes:
     """Return where a file of a pack is, relative to the pack."""
     return os.fsencode(f"{file.folder}/{file.name}" if file.folder else file.name)
 

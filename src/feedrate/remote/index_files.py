@@ -20,13 +20,11 @@ from pathlib import Path
 from feedrate import kernel
 from feedrate.errors import PackError, StorageError
 from feedrate.files.lock import lock_fd, locked_if_free
-from feedrate.format.manifest import ColumnPart, IndexPart
+from feedrate.format.manifest import PackFile
 from feedrate.remote.fetch import Piece, RangeReader, origin
 
 PREFIX = "feedrate-index-"
 LOCK, _UNLOCKED = "lock", ".lock"
-
-SmallFile = IndexPart | ColumnPart
 
 
 class IndexFolder:
@@ -45,15 +43,15 @@ class IndexFolder:
         self._busy = threading.Lock()
         self._there: set[Path] = set()
         # Where a part may be already, on scratch.
-        self.find_copy: Callable[[SmallFile], Path | None] = lambda _: None
+        self.find_copy: Callable[[PackFile], Path | None] = lambda _: None
 
-    def locate(self, file: SmallFile) -> Path:
+    def locate(self, file: PackFile) -> Path:
         """Return where a part will be."""
         # Folders lead to other packs, whose parts may have the same names.
         prefix = hashlib.blake2b(file.folder.encode(), digest_size=6).hexdigest() + "-" if file.folder else ""
         return self.path / f"{prefix}{file.name}"
 
-    def bring(self, files: Iterable[SmallFile], *, again: bool = False) -> None:
+    def bring(self, files: Iterable[PackFile], *, again: bool = False) -> None:
         """See to it that parts are there. `again`: what is there is damaged.
 
         Raises:
@@ -75,7 +73,7 @@ class IndexFolder:
                 )
             self._there.update(self.locate(file) for file in missing)
 
-    def _fetch(self, files: Sequence[SmallFile]) -> list[SmallFile]:
+    def _fetch(self, files: Sequence[PackFile]) -> list[PackFile]:
         """Bring files, and return those of which something else came."""
         damaged = []
         futures = [self._reader.read(Piece(origin(file), 0, file.size_bytes)) for file in files]
@@ -87,7 +85,7 @@ class IndexFolder:
                 damaged.append(file)
         return damaged
 
-    def _link(self, file: SmallFile) -> bool:
+    def _link(self, file: PackFile) -> bool:
         """Use what is on scratch; it is checked row by row when it is read."""
         there = self.find_copy(file)
         if there is None:
@@ -96,7 +94,7 @@ class IndexFolder:
         self._there.add(self.locate(file))
         return True
 
-    def _write(self, file: SmallFile, data: bytes) -> None:
+    def _write(self, file: PackFile, data: bytes) -> None:
         path = self.locate(file)
         try:
             aside = path.with_name(f".{path.name}")

@@ -22,14 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from feedrate import kernel
-from feedrate.errors import NotFound, PackError, StorageError
+from feedrate.errors import NotFound, StorageError
 from feedrate.format.containers import FILES, RANGES
 from feedrate.format.fields import Kind
 from feedrate.format.manifest import (
     FILE_NAME,
-    ColumnPart,
     IndexPart,
     Manifest,
+    PackFile,
     Shard,
     file_path,
     read_manifest,
@@ -105,7 +105,7 @@ class FillingCopy(Protocol):
 
     def locate(self, shard: Shard) -> Path | None: ...
 
-    def find_small(self, file: IndexPart | ColumnPart) -> Path | None: ...
+    def find_small(self, file: PackFile) -> Path | None: ...
 
     def landed(self) -> npt.NDArray[np.bool_]: ...
 
@@ -208,9 +208,6 @@ class RemotePack(Pack):
                 hint="a pack is what 'feedrate pack' makes",
             ) from None
 
-    def reopen(self) -> Pack:
-        return RemotePack(*self._arguments)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePack, self._arguments
 
@@ -220,7 +217,7 @@ class RemotePack(Pack):
 
     # What differs from a pack of this machine: where files are.
 
-    def locate_file(self, file: Shard | IndexPart | ColumnPart) -> Path:
+    def locate_file(self, file: PackFile) -> Path:
         if not isinstance(file, Shard):
             return self._index.locate(file)
         if self.copy is not None and (there := self.copy.locate(file)) is not None:
@@ -289,9 +286,9 @@ class RemotePack(Pack):
         self._index.bring(shard.index for shard in self.manifest.shards)
         return super().column(name)
 
-    def all_texts(self, column: str, chunk: int = 65536) -> Iterator[bytes]:
+    def all_texts(self, column: str) -> Iterator[bytes]:
         self._index.bring(shard.index for shard in self.manifest.shards)
-        return super().all_texts(column, chunk)
+        return super().all_texts(column)
 
     def _index_of(self, positions: I64) -> Iterable[IndexPart]:
         shards = np.unique(self.locate(positions)[0])
@@ -360,12 +357,8 @@ class RemotePack(Pack):
         names = [self._origins[shard] for shard in shards.tolist()]
         loose = np.flatnonzero(self._is_loose[shards]).tolist()
         if loose:
-            for i, path in zip(
-                loose, self._read_texts(f"{field}.path", positions[at[loose]])[0], strict=True
-            ):
-                if path.startswith(b"/") or b".." in path.split(b"/"):
-                    raise PackError(f"{self.name}: the index names a file outside of the folder: {path!r}")
-                names[i] = names[i] + b"/" + path
+            for i, path in zip(loose, self._read_paths(field, positions[at[loose]]), strict=True):
+                names[i] += b"/" + path
         offsets, lengths = values.offset[at].tolist(), values.length[at].tolist()
         return [Piece(*one) for one in zip(names, offsets, lengths, strict=True)]
 

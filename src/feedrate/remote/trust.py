@@ -15,7 +15,7 @@ from pathlib import Path
 from feedrate.errors import PackError, StorageError, UsageError
 from feedrate.files.atomic import atomic_write
 from feedrate.files.permissions import ROOT, find_distrust
-from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
+from feedrate.format.manifest import Manifest, PackFile
 from feedrate.machine.describe import find_state_folder
 from feedrate.remote.addresses import is_address, is_url
 from feedrate.units import printable, shell_quote
@@ -109,7 +109,7 @@ def _write_note(manifest: Manifest) -> str:
         return f"cannot keep a note in {folder} of the addresses that you named: {error}"
 
 
-def _list_files(manifest: Manifest) -> list[Shard | IndexPart | ColumnPart]:
+def _list_files(manifest: Manifest) -> list[PackFile]:
     return [*manifest.shards, *(shard.index for shard in manifest.shards), *manifest.parts]
 
 

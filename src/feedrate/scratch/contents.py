@@ -24,9 +24,8 @@ from feedrate.files.tree import ask_ahead, walk_paths
 from feedrate.format.containers import FILES
 from feedrate.format.manifest import (
     FILE_NAME,
-    ColumnPart,
-    IndexPart,
     Manifest,
+    PackFile,
     Shard,
     dump_manifest,
     is_pack,
@@ -42,7 +41,7 @@ from feedrate.units import printable, shell_quote
 ORIGINAL_NAME = "source-pack.json"
 _EXTRAS = ("quality.json", "rejected.jsonl")
 
-File = TypeVar("File", Shard, IndexPart, ColumnPart)
+File = TypeVar("File", bound=PackFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +256,7 @@ def _gather(manifest: Manifest, place: Place) -> tuple[Manifest, dict[tuple[str,
     return gathered, origins
 
 
-def _pack_file(file: Shard | IndexPart | ColumnPart, origins: Mapping[tuple[str, str], str]) -> CopiedFile:
+def _pack_file(file: PackFile, origins: Mapping[tuple[str, str], str]) -> CopiedFile:
     name, origin = posixpath.join(file.folder, file.name), origins[file.folder, file.name]
     # A file that was indexed where it is has no checksum as a whole.
     crc32c = None if isinstance(file, Shard) and file.is_in_place else file.crc32c

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from feedrate import kernel
 from feedrate.draws import GROUP, order_shards
 from feedrate.errors import FeedrateError
-from feedrate.format.manifest import ColumnPart, IndexPart, Manifest, Shard
+from feedrate.format.manifest import Manifest, PackFile
 from feedrate.remote.copier import Incoming
 from feedrate.remote.fetch import Piece, RangeReader, origin
 from feedrate.remote.retry import OPENING, Retry, log
@@ -118,11 +118,11 @@ class LiveCopy:
                 thread.join()
         self._staging.close()
 
-    def locate(self, file: Shard | IndexPart | ColumnPart) -> Path | None:
+    def locate(self, file: PackFile) -> Path | None:
         name = self._names.get(os.fsdecode(origin(file)))
         return None if name is None else self.copy.data / name
 
-    def find_small(self, file: IndexPart | ColumnPart) -> Path | None:
+    def find_small(self, file: PackFile) -> Path | None:
         name = self._names.get(os.fsdecode(origin(file)))
         return self.copy.data / name if name is not None and self.copy.has_landed(name) else None
 

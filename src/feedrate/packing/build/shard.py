@@ -327,7 +327,10 @@ def read_part_done(target: Path, index: str, shard: str, plan: str, container: s
             return None
         part = describe_part(index, index_path.read_bytes(), find_entries(metadata))
         crc32c = int(metadata.get("crc32c", "0"), 16)
-        whole = Shard(shard, metadata["bytes"], crc32c, metadata["samples"], part, container=container)
+        whole = Shard(
+            name=shard, size_bytes=metadata["bytes"], crc32c=crc32c, samples=metadata["samples"],
+            index=part, container=container,
+        )  # fmt: skip
     except (PackError, OSError, KeyError, TypeError, ValueError):
         return None
     return ShardDone(whole, metadata)
@@ -451,7 +454,10 @@ def write_part(path: Path, fields: Sequence[Field], part: Part) -> bytes:
 
 def describe_part(name: str, data: bytes, entries: int) -> IndexPart:
     """Return what pack.json says of a part of the index."""
-    return IndexPart(name, len(data), kernel.crc32c(data), locate_columns(data), entries=entries)
+    return IndexPart(
+        name=name, size_bytes=len(data), crc32c=kernel.crc32c(data), columns=locate_columns(data),
+        entries=entries,
+    )  # fmt: skip
 
 
 def sum_up_shards(manifest: Manifest, done: Sequence[ShardDone]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from feedrate import kernel
 from feedrate.errors import FeedrateError, PackError
 from feedrate.format.containers import FILES, Container, Content, Member, find_container
 from feedrate.format.fields import Coding, Field, Kind, find_entries
-from feedrate.format.index import Part, check_columns, find_bad_texts, locate_columns, parse_part, row_checks
+from feedrate.format.index import Part, check_columns, find_bad_texts, locate_columns, parse_part
 from feedrate.format.manifest import FILE_NAME, Manifest, Shard, file_path, read_manifest
 from feedrate.format.raw import parse_stored, table_fits
 from feedrate.kernel import I64
@@ -327,7 +327,7 @@ def _check_index(check: ShardCheck) -> Iterator[Problem]:
     crc32c = part.metadata.get("crc32c", f"{shard.crc32c:08x}")
     if (part.metadata.get("bytes"), crc32c) != (shard.size_bytes, f"{shard.crc32c:08x}"):
         yield Problem(index.name, "was written for another shard, or other bytes of it, than pack.json says")
-    for number in np.flatnonzero(part.rows["check"] != row_checks(part.rows)).tolist():
+    for number in np.flatnonzero(part.rows["check"] != kernel.crc32c_rows(part.rows)).tolist():
         key = part.variable["key"][number].decode("ascii")
         yield Problem(index.name, f"row {number} fails its checksum", key=key)
     for number, column in find_bad_texts(data, part):
