@@ -32,17 +32,17 @@ pieces = st.lists(
 @given(pieces, st.integers(0, 50), st.integers(1, 300))
 def test_every_piece_lies_in_one_request(wanted: list[Piece], gap: int, most: int) -> None:
     requests = coalesce(wanted, gap, most)
-    for piece in wanted:
-        assert any(
-            r.file == piece.file and r.offset <= piece.offset and piece.stop <= r.stop for r in requests
-        )
+    assert sorted(piece for _, inside in requests for piece in inside) == sorted(set(wanted))
+    for request, inside in requests:
+        assert {piece.file for piece in inside} == {request.file}
+        assert all(request.offset <= piece.offset and piece.stop <= request.stop for piece in inside)
 
 
 @given(pieces, st.integers(0, 50), st.integers(1, 300))
 def test_requests_are_as_long_as_allowed_and_bring_no_more_than_the_gaps(
     wanted: list[Piece], gap: int, most: int
 ) -> None:
-    requests = coalesce(wanted, gap, most)
+    requests = [request for request, _ in coalesce(wanted, gap, most)]
     longest = max((piece.length for piece in wanted), default=0)
     assert all(request.length <= max(most, longest) for request in requests)
     covered = {(p.file, byte) for p in wanted for byte in range(p.offset, p.stop)}
@@ -53,13 +53,10 @@ def test_requests_are_as_long_as_allowed_and_bring_no_more_than_the_gaps(
 
 
 def test_neighbours_come_in_one_request() -> None:
-    assert coalesce([Piece(b"x", 10, 5), Piece(b"x", 0, 10), Piece(b"x", 20, 5)], 5, 100) == [
-        Piece(b"x", 0, 25)
-    ]
-    assert coalesce([Piece(b"x", 0, 10), Piece(b"y", 10, 5)], 5, 100) == [
-        Piece(b"x", 0, 10),
-        Piece(b"y", 10, 5),
-    ]
+    near = [Piece(b"x", 0, 10), Piece(b"x", 10, 5), Piece(b"x", 20, 5)]
+    assert coalesce(reversed(near), 5, 100) == [(Piece(b"x", 0, 25), near)]
+    others = [Piece(b"x", 0, 10), Piece(b"y", 10, 5)]
+    assert coalesce(others, 5, 100) == [(piece, [piece]) for piece in others]
 
 
 def test_waits_grow_and_end() -> None:

@@ -43,7 +43,7 @@ class Received:
         file: the version that other requests for the file meet; None: this range stands for itself.
     """
 
-    def __init__(self, length: int, file: FileVersion | None = None) -> None:
+    def __init__(self, length: int, file: FileVersion | None) -> None:
         self.length, self.size_bytes, self.file = length, 0, file
         self._parts: list[bytes] = []
         self._version: str | None = None
@@ -102,12 +102,12 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-def open_reader(place: Place) -> Reader:
+def open_reader(place: Place, stall_s: float = STALL_S) -> Reader:
     """Return the reader that suits a place."""
     if not place.is_remote:
         return LocalReader(place)
     if is_sftp(place.root):
-        return SftpReader(place.root, STALL_S)
+        return SftpReader(place.root, stall_s)
     is_chain = "::" in place.root
     if is_chain or getattr(place.connect()[0], "async_impl", False):
         return PlaceReader(place)  # its requests go by one loop, whoever asks
@@ -301,26 +301,24 @@ THREADS = 16
 
 def open_connection(place: Place, in_flight: int, outage: Outage) -> AsyncConnection | ThreadConnection:
     """Return the connection that suits a place."""
-    if not place.is_remote:
-        return ThreadConnection(lambda: LocalReader(place), min(THREADS, in_flight), place, outage)
-    stall_s = outage.policy.stall_s
+    stall_s, most = outage.policy.stall_s, THREADS
     if is_sftp(place.root):
-        threads = min(SFTP_CONNECTIONS, in_flight)
-        return ThreadConnection(lambda: SftpReader(place.root, stall_s), threads, place, outage)
-    is_chain = "::" in place.root
-    scheme = place.root.partition(":")[0].lower()
-    options = {} if is_chain else {**_options(scheme, in_flight, stall_s), "skip_instance_cache": True}
-    own = Place(place.root, options, asks_once=True)
-    fs, _ = own.connect()
-    if getattr(fs, "async_impl", False):
-        return AsyncConnection(own, in_flight, outage)
-    # Chains (a file inside of a file) are not known to stand several readers.
-    threads = 1 if is_chain else min(THREADS, in_flight)
-    return ThreadConnection(lambda: PlaceReader(Place(place.root, options)), threads, place, outage)
+        most = SFTP_CONNECTIONS
+    elif place.is_remote:
+        own = Place(place.root, _choose_options(place.root, in_flight, stall_s), asks_once=True)
+        if getattr(own.connect()[0], "async_impl", False):
+            return AsyncConnection(own, in_flight, outage)
+        # Chains (a file inside of a file) are not known to stand several readers.
+        most = 1 if "::" in place.root else THREADS
+    return ThreadConnection(lambda: open_reader(place, stall_s), min(most, in_flight), place, outage)
 
 
-def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
-    """Return what to tell a storage, so that it allows many requests and notices when nothing comes."""
+def _choose_options(root: str, in_flight: int, stall_s: float) -> dict[str, Any]:
+    """Return options for a storage: many requests at a time, and an error when nothing comes."""
+    options: dict[str, Any] = {"skip_instance_cache": True}
+    scheme = root.partition(":")[0].lower()
+    if "::" in root:
+        return {}
     if scheme in ("http", "https"):
 
         async def make_session(**given: Any) -> Any:
@@ -329,11 +327,11 @@ def _options(scheme: str, in_flight: int, stall_s: float) -> dict[str, Any]:
             connector = given.pop("connector", None) or aiohttp.TCPConnector(limit=in_flight)
             return aiohttp.ClientSession(connector=connector, **given)
 
-        return {"get_client": make_session}
-    if scheme in ("s3", "s3a"):
+        options["get_client"] = make_session
+    elif scheme in ("s3", "s3a"):
         config = {"max_pool_connections": in_flight, "connect_timeout": stall_s, "read_timeout": stall_s}
-        return {"config_kwargs": config}
-    return {}
+        options["config_kwargs"] = config
+    return options
 
 
 def check(place: Place, file: bytes, offset: int, received: Received) -> bytes:
@@ -438,7 +436,6 @@ class ThreadConnection:
                 try:
                     data = self._read(reader, file, offset, received)
                 except BaseException as error:
-                    reader.close()
                     future.set_exception(error)
                 else:
                     future.set_result(data)

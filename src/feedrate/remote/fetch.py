@@ -47,29 +47,27 @@ class Piece(NamedTuple):
     def stop(self) -> int:
         return self.offset + self.length
 
-    def is_inside(self, other: Piece) -> bool:
-        return self.file == other.file and other.offset <= self.offset and self.stop <= other.stop
-
 
 def coalesce(
     pieces: Iterable[Piece], gap_bytes: int = GAP_BYTES, request_bytes: int = REQUEST_BYTES
-) -> list[Piece]:
-    """Return requests that cover the pieces: those that are close together in a file become one.
+) -> list[tuple[Piece, list[Piece]]]:
+    """Return requests, each with the pieces it covers: those that are close together in a file become one.
 
     A request is longer than `request_bytes` only for a piece that is, and at least half of it is wanted.
     """
-    requests: list[Piece] = []
+    requests: list[tuple[Piece, list[Piece]]] = []
     wanted_bytes = 0  # of the last request
     for piece in sorted(set(pieces)):
-        last = requests[-1] if requests else None
+        last, inside = requests[-1] if requests else (None, [])
         if last is not None and last.file == piece.file and piece.offset - last.stop <= gap_bytes:
             stop = max(last.stop, piece.stop)
             wanted = wanted_bytes + max(0, stop - max(last.stop, piece.offset))
             length = stop - last.offset
             if stop == last.stop or (length <= request_bytes and length <= 2 * wanted):
-                requests[-1], wanted_bytes = Piece(last.file, last.offset, length), wanted
+                inside.append(piece)
+                requests[-1], wanted_bytes = (Piece(last.file, last.offset, length), inside), wanted
                 continue
-        requests.append(piece)
+        requests.append((piece, [piece]))
         wanted_bytes = piece.length
     return requests
 
@@ -365,27 +363,20 @@ class PendingFetch:
         for batch, pieces in enumerate(wants):
             for piece in pieces:
                 users.setdefault(piece, set()).add(batch)
-        pieces = sorted(users)
-        self.fetched = FetchedBytes(pieces)
+        self.fetched = FetchedBytes(sorted(users))
         self._changed = threading.Condition()
         self._errors: dict[int, BaseException] = {}
         self._stopped = False
-        requests = coalesce(piece for piece in pieces if piece.length)
-        inside: list[list[Piece]] = [[] for _ in requests]
-        at = 0
-        for piece in pieces:  # each is in one request, and these are in the same order
-            while piece.length and not piece.is_inside(requests[at]):
-                at += 1
-            if piece.length:
-                inside[at].append(piece)
-        batches = [set().union(*(users[p] for p in some)) for some in inside]
+        asked = []
         self._left = [0] * len(wants)  # requests that each batch still waits for
-        for one in batches:
-            for batch in one:
+        for request, inside in coalesce(piece for piece in users if piece.length):
+            batches = set().union(*(users[piece] for piece in inside))
+            asked.append((request, inside, batches))
+            for batch in batches:
                 self._left[batch] += 1
-        # What the first batch needs is asked for first.
-        for i in sorted(range(len(requests)), key=lambda i: min(batches[i], default=0)):
-            self._ask(read, requests[i], inside[i], batches[i])
+        # Requests of the first batch come first.
+        for request, inside, batches in sorted(asked, key=lambda one: min(one[2])):
+            self._ask(read, request, inside, batches)
 
     def _ask(
         self,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from feedrate import kernel
 from feedrate.errors import NotFound, StorageError
@@ -91,13 +90,13 @@ class DamagedSamples:
             self.doubted_shards[shards] = True
             self._distrusted.update(positions[~lost].tolist())
 
-    def distrusts(self, positions: I64) -> npt.NDArray[np.bool_]:
+    def distrusts(self, positions: I64) -> Bools:
         """Return which samples are not what the index says."""
         return np.isin(positions, list(self._distrusted))
 
 
 # Of a field and positions: which of them a cache keeps, so that their bytes are not needed.
-IsKept = Callable[[str, I64], npt.NDArray[np.bool_]]
+IsKept = Callable[[str, I64], Bools]
 
 
 class FillingCopy(Protocol):
@@ -107,7 +106,7 @@ class FillingCopy(Protocol):
 
     def find_small(self, file: PackFile) -> Path | None: ...
 
-    def landed(self) -> npt.NDArray[np.bool_]: ...
+    def landed(self) -> Bools: ...
 
     @property
     def landed_bytes(self) -> int: ...
@@ -327,7 +326,7 @@ class RemotePack(Pack):
                 pieces += self._pieces(field, values, good, far)
         return BatchBytes(positions, rows, statuses, pieces)
 
-    def _is_far(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
+    def _is_far(self, values: Ranges, positions: I64) -> Bools:
         """Return which values must come from the source."""
         shards, _ = self.locate(positions)
         far = ~self._is_here[shards]
@@ -336,22 +335,18 @@ class RemotePack(Pack):
             far |= self._damaged.distrusts(positions)
         return far & ~self._is_added(values)
 
-    def _is_added(self, values: Ranges) -> npt.NDArray[np.bool_]:
+    def _is_added(self, values: Ranges) -> Bools:
         """Return which values are of columns that were added: in files of the index, not in shards."""
-        is_added: npt.NDArray[np.bool_] = values.file >= 2 * len(self.manifest.shards)
+        is_added: Bools = values.file >= 2 * len(self.manifest.shards)
         return is_added
 
-    def _is_possible(self, values: Ranges, positions: I64) -> npt.NDArray[np.bool_]:
+    def _is_possible(self, values: Ranges, positions: I64) -> Bools:
         """Return which values are inside of their shards: no memory is taken for others."""
         rooms = self._shard_bytes[self.locate(positions)[0]] - values.length
-        possible: npt.NDArray[np.bool_] = (
-            (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)
-        )
+        possible: Bools = (values.length >= 0) & (values.offset >= 0) & (values.offset <= rooms)
         return possible | self._is_added(values)
 
-    def _pieces(
-        self, field: str, values: Ranges, positions: I64, chosen: npt.NDArray[np.bool_]
-    ) -> list[Piece]:
+    def _pieces(self, field: str, values: Ranges, positions: I64, chosen: Bools) -> list[Piece]:
         at = np.flatnonzero(chosen)
         shards, _ = self.locate(positions[at])
         names = [self._origins[shard] for shard in shards.tolist()]

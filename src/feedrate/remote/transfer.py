@@ -69,23 +69,10 @@ class RateLimit:
 
 
 class Fetcher:
-    """Reads blocks for any number of threads, each with a reader of its own per place.
+    """Reads blocks for any number of threads, each with a reader of its own per place."""
 
-    Args:
-        say: told when the source errs and it is tried again, in a sentence.
-        stop: when set, `fetch` raises `Stopped` soon.
-        wait: how to wait between tries; returns True when it should stop.
-    """
-
-    def __init__(
-        self,
-        limit: RateLimit | None,
-        say: Callable[[str], None],
-        stop: threading.Event,
-        wait: Callable[[float], bool] | None = None,
-    ) -> None:
-        self._limit, self._stop, self._wait = limit, stop, wait or stop.wait
-        self._outage = Told(say)
+    def __init__(self, how: Transfer) -> None:
+        self._how, self._outage = how, Told(how.say)
         self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._readers: list[connections.Renewed] = []
@@ -99,30 +86,31 @@ class Fetcher:
         """
         if file.known is not None:
             return file.known[offset : offset + length]
-        if self._stop.is_set():
+        if self._how.stop.is_set():
             raise Stopped
 
         received = connections.Received(length, file.version)
 
         def read() -> bytes:
-            if self._limit is not None:
-                self._limit.take(length - received.size_bytes)
+            if self._how.limit is not None:
+                self._how.limit.take(length - received.size_bytes)
             return self._read(file, offset, received)
 
         attempts = Retry(self._outage, file.address)
         return attempts.run(read, self._pause, lambda: received.size_bytes) if length else b""
 
     def _pause(self, seconds: float) -> None:
-        if self._wait(seconds):
+        if (self._how.wait or self._how.stop.wait)(seconds):
             raise Stopped
 
     def _read(self, file: Incoming, offset: int, received: connections.Received) -> bytes:
         """Ask for a block once."""
-        self._reader(file.place).read(file.source, offset, received)
+        reader = self._find_reader(file.place)
+        reader.read(file.source, offset, received)
         if received.size_bytes > received.length:
             raise WholeFile(file.address)
         if received.size_bytes < received.length:
-            self._reader(file.place).close()
+            reader.close()
             # Of a disk that is the truth; a connection may have been cut.
             kind = StorageError if file.place.is_remote else SourceError
             stop = offset + received.size_bytes
@@ -133,7 +121,7 @@ class Fetcher:
             )
         return received.join()
 
-    def _reader(self, place: Place) -> connections.Renewed:
+    def _find_reader(self, place: Place) -> connections.Renewed:
         found: dict[Place, connections.Renewed] = vars(self._of_thread).setdefault("readers", {})
         if place not in found:
             reader = found[place] = connections.Renewed(lambda: connections.open_reader(place))
@@ -246,7 +234,7 @@ class _Carrying:
 
     def __init__(self, how: Transfer, open_part: OpenPart, arrived: Arrived) -> None:
         self._how, self._open_part, self._arrived = how, open_part, arrived
-        self._fetcher = Fetcher(how.limit, how.say, how.stop, how.wait)
+        self._fetcher = Fetcher(how)
         self._pool = ThreadPoolExecutor(how.streams, "feedrate-fetch")
         self._finishers = ThreadPoolExecutor(max(2, how.streams // 2), "feedrate-land")
         self._handed: deque[Future[None]] = deque()
