@@ -14,8 +14,7 @@ from feedrate.draws import pick
 from feedrate.errors import NotFound, PackError, SourceError
 from feedrate.format.pack import Pack
 from feedrate.lab.decode import open_files, open_pack
-from feedrate.source.folders import find_images
-from support.images import save_image
+from feedrate.lab.loader import list_images
 from support.packs import write_numbers
 
 
@@ -85,15 +84,14 @@ def test_a_sample_is_drawn_without_repeats_and_the_same_for_equal_seeds() -> Non
     assert pick(5, 50, 3).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_images_are_found_in_folders_and_by_name_and_hidden_ones_are_not(tmp_path: Path) -> None:
+def test_images_are_found_in_folders_and_hidden_ones_are_not(tmp_path: Path) -> None:
     for name in ("b/2.JPG", "a/1.png", ".cache/x.jpg", "a/.hidden.jpg", "a/notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    odd = save_image(tmp_path / "odd.name", 1)
-    found = find_images([tmp_path / "a", tmp_path / "b", odd])
-    assert [Path(path).name for path in found] == ["1.png", "2.JPG", "odd.name"]
-    with pytest.raises(NotFound, match=r"no folder, file or pack at .*gone"):
-        find_images([tmp_path / "gone"])
+    assert list_images(tmp_path) == [(str(tmp_path / "a/1.png"), 0), (str(tmp_path / "b/2.JPG"), 1)]
+    assert list_images(tmp_path / "b") == [(str(tmp_path / "b/2.JPG"), 0)]
+    with pytest.raises(NotFound, match=r"no dataset at .*gone"):
+        list_images(tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"no images in .*empty"):
-        find_images([tmp_path / "empty"])
+        list_images(tmp_path / "empty")

@@ -12,17 +12,17 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from feedrate.draws import draw_crop
-from feedrate.errors import MissingExtra
+from feedrate.errors import MissingExtra, SourceError
+from feedrate.format.fields import IMAGE_SUFFIXES, has_image_suffix
 from feedrate.kernel import U8
 from feedrate.lab.child import Readings, measure
-from feedrate.source.folders import find_images
+from feedrate.source.folders import walk
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +32,20 @@ NAMES = {FILES: "DataLoader + Pillow", PACK: "feedrate"}
 
 
 def list_images(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
-    """Return (path, label) of every image under `root`; the label is the number of its top folder."""
-    top = Path(root)
-    paths = find_images([top])
-    classes = [Path(path).relative_to(top).parts[0] if Path(path).parent != top else "" for path in paths]
+    """Return (path, label) of every image under `root`, sorted; the label is the number of its top folder.
+
+    Raises:
+        NotFound: there is no such folder.
+        SourceError: it holds no images.
+    """
+    readable = (file.path for file in walk(os.fspath(root)) if file.odd is None)
+    paths = sorted(map(os.fsdecode, filter(has_image_suffix, readable)))
+    if not paths:
+        hint = f"feedrate looks for files ending in {', '.join(sorted(IMAGE_SUFFIXES))}"
+        raise SourceError(f"no images in {root}", hint=hint)
+    classes = [path.partition("/")[0] if "/" in path else "" for path in paths]
     numbers = {name: number for number, name in enumerate(sorted(set(classes)))}
-    return [(path, numbers[name]) for path, name in zip(paths, classes, strict=True)]
+    return [(os.path.join(root, path), numbers[name]) for path, name in zip(paths, classes, strict=True)]
 
 
 class ImageFiles:

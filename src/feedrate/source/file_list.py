@@ -44,9 +44,9 @@ class FileList(Reader):
         first = next(lines, None)
         if first is None:
             raise SourceError(f"{address} names no files: it is empty")
-        _, label = self._cut(first)
+        path, label = self._cut(first)
         self._has_labels = label is not None
-        if not has_image_suffix(self._cut(first)[0]):
+        if not has_image_suffix(path):
             raise SourceError(
                 f"{address} does not begin with the path of an image: '{printable(first[:100])}'",
                 hint="a list has a path on each line, and a label behind it or none",

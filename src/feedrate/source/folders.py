@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -240,6 +239,7 @@ class SplitFolders(Reader):
 
 
 def walk(root: str) -> Walk:
+    """Return the files of a folder, or of an address."""
     return RemoteWalk(root) if is_url(root) else Walk(root)
 
 
@@ -384,38 +384,3 @@ class RemoteWalk(Walk):
             np.array(kinds, np.uint8),
             [(os.path.join(folder, name), above) for name, file in found if file is None],
         )
-
-
-def find_images(sources: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the images under folders, sorted, and files as they are named; what is hidden is left out.
-
-    Raises:
-        NotFound: there is nothing of that name.
-        SourceError: there are no images.
-    """
-    found: list[str] = []
-    for source in sources:
-        path = Path(source)
-        if path.is_dir():
-            found += _find_below(path)
-        elif path.exists():
-            found.append(str(path))
-        else:
-            raise NotFound(f"no folder, file or pack at {path}", hint=suggest_path(path))
-    if not found:
-        where = ", ".join(str(source) for source in sources)
-        hint = f"feedrate looks for files ending in {', '.join(sorted(IMAGE_SUFFIXES))}"
-        raise SourceError(f"no images in {where}", hint=hint)
-    return found
-
-
-def _find_below(top: Path) -> list[str]:
-    paths = []
-    for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [
-            os.path.join(folder, name)
-            for name in names
-            if not name.startswith(".") and has_image_suffix(os.fsencode(name))
-        ]
-    return sorted(paths)

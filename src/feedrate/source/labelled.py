@@ -173,8 +173,7 @@ class LabelledFiles(Reader):
         for column in labels:
             self._add(column.settle(), column.columns, column.read)
         for column_name in self._prose:
-            field = Field(safe_field(column_name), Kind.TEXT)
-            self._add(field, [column_name], _value_reader(field.name, field.kind))
+            self._add_value(safe_field(column_name), Kind.TEXT, column_name)
         for spec in options.fields:
             self._add_field(spec, options.label_separator or DEFAULT_SEPARATOR)
         if len(self._columns) == 1:
@@ -239,7 +238,7 @@ class LabelledFiles(Reader):
         elif spec.kind in FILE_KINDS:
             self._add(Field(spec.name, spec.kind), [column], self._file)
         else:
-            self._add(Field(spec.name, spec.kind), [column], _value_reader(spec.name, spec.kind))
+            self._add_value(spec.name, spec.kind, column)
 
     def _add_text_or_refuse(self) -> None:
         column = self.table.pick(None, TEXT_COLUMNS, "texts")
@@ -248,7 +247,15 @@ class LabelledFiles(Reader):
                 f"{self.table.path} has no column of labels",
                 hint=f"name it: --label-column COLUMN; there are: {', '.join(self.table.columns)}",
             )
-        self._add(Field("text", Kind.TEXT), [column], _value_reader("text", Kind.TEXT))
+        self._add_value("text", Kind.TEXT, column)
+
+    def _add_value(self, name: str, kind: Kind, column: str) -> None:
+        def read(cells: Row) -> Value:
+            if cells[0] is None or (is_missing(cells[0]) and kind is not Kind.TEXT):
+                raise UnusableValue(f"the table has no value for '{name}'")
+            return dump_value(kind, cells[0])
+
+        self._add(Field(name, kind), [column], read)
 
     def _add(self, field: Field, columns: Sequence[str], read: Callable[[Row], Value]) -> None:
         if any(column.field.name == field.name for column in self._columns):
@@ -271,15 +278,6 @@ class LabelledFiles(Reader):
         if is_missing(cells[0]):
             raise UnusableValue("the table names no file")
         return self._finder.read(cells[0])
-
-
-def _value_reader(name: str, kind: Kind) -> Callable[[Row], Value]:
-    def read(cells: Row) -> Value:
-        if cells[0] is None or (is_missing(cells[0]) and kind is not Kind.TEXT):
-            raise UnusableValue(f"the table has no value for '{name}'")
-        return dump_value(kind, cells[0])
-
-    return read
 
 
 class Finder:

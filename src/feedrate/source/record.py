@@ -8,6 +8,7 @@ source's tables become bytes, and what nobody could load is refused in words.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -166,10 +167,8 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            try:
+            with self._explaining():
                 file.close()
-            except OSError as error:
-                raise self._explain(error) from error
 
     def add(self, path: bytes, data: bytes, mtime_ns: int = 0) -> ContainerValue:
         """Keep a value and return where it is; `mtime_ns` is that of the file it comes from."""
@@ -182,21 +181,17 @@ class Spool:
 
     def write(self, data: bytes) -> int:
         """Append a piece of a value; return where it begins."""
-        try:
+        with self._explaining():
             if self._file is None:
                 self._file = self._open()
             self._file.write(data)
-        except OSError as error:
-            raise self._explain(error) from error
         self._end += len(data)
         return self._end - len(data)
 
     def flush(self) -> None:
         if self._file is not None:
-            try:
+            with self._explaining():
                 self._file.flush()
-            except OSError as error:
-                raise self._explain(error) from error
 
     def _open(self) -> BinaryIO:
         if self.folder is None:
@@ -206,11 +201,15 @@ class Spool:
             )
         return open(os.path.join(self.folder, SPOOL_NAME), "wb", buffering=2**20)
 
-    def _explain(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"cannot write {SPOOL_NAME} in {self.folder}: {error.strerror}",
-            hint="samples of this source are kept there while it is packed: it needs room for them twice",
-        )
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"cannot write {SPOOL_NAME} in {self.folder}: {error.strerror}",
+                hint="samples of this source are kept there while it is packed: it needs room for them twice",
+            ) from error
 
 
 class SpooledReader(Reader):

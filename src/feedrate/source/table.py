@@ -8,6 +8,7 @@ become an array with a 1 for each class that a sample has.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import json
@@ -47,12 +48,8 @@ class Table:
         Raises:
             SourceError: it is not a table after all, or a row does not fit the header.
         """
-        try:
+        with _explaining(self.path):
             yield from _KINDS[self.path.suffix.lower()][1](self.path, names)
-        except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
-            if isinstance(error, FeedrateError):
-                raise
-            raise _not_a_table(self.path, error) from error
 
     def pick(self, wanted: str | None, guesses: Sequence[str], what: str) -> str | None:
         """Return the column the user named, or the first of the usual names; None when there is none."""
@@ -97,12 +94,8 @@ def read_table(path: Path) -> Table:
     except OSError as error:
         hint = suggest_path(path) if isinstance(error, FileNotFoundError) else None
         raise NotFound(f"cannot read the table {path}: {error.strerror}", hint=hint) from None
-    try:
+    with _explaining(path):
         table = Table(path, tuple(_KINDS[suffix][0](path)))
-    except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
-        if isinstance(error, FeedrateError):
-            raise
-        raise _not_a_table(path, error) from error
     if next(table.rows(table.columns[:1]), None) is None:
         raise SourceError(f"the table {path} has no rows")
     return table
@@ -323,13 +316,19 @@ def read_numbers(values: Sequence[object]) -> tuple[str, list[int | float | None
     return "float64", [None if n is None else float(n) for n in numbers]
 
 
-def _not_a_table(path: Path, error: Exception) -> SourceError:
-    if isinstance(error, UnicodeDecodeError):
-        return SourceError(
+@contextlib.contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FeedrateError:
+        raise
+    except UnicodeDecodeError as error:
+        raise SourceError(
             f"{path} is not written in UTF-8: it holds the byte 0x{error.object[error.start]:02x}",
             hint=f"convert it: iconv -f LATIN1 -t UTF-8 {shlex.quote(str(path))} > utf8{path.suffix.lower()}",
-        )
-    return SourceError(f"{path} is not a {path.suffix.lower()[1:]} table: {error}")
+        ) from error
+    except (ValueError, TypeError, OSError, csv.Error, RecursionError) as error:
+        raise SourceError(f"{path} is not a {path.suffix.lower()[1:]} table: {error}") from error
 
 
 def _csv_columns(path: Path) -> list[str]:

@@ -7,12 +7,10 @@ member gives exactly the bytes it declared, or an error.
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from feedrate.errors import SourceError
 from feedrate.source.names import clean_name
@@ -35,8 +33,7 @@ _METHODS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ZipMember:
+class ZipMember(NamedTuple):
     """`header` is where the member's own header is; its data come behind that."""
 
     name: bytes
@@ -51,8 +48,7 @@ class ZipMember:
         return self.header, self.method, self.packed_bytes, self.crc32
 
 
-@dataclass(frozen=True, slots=True)
-class _Directory:
+class _Directory(NamedTuple):
     offset: int
     size_bytes: int
     entries: int
@@ -84,7 +80,7 @@ def read_members(stream: BinaryIO, archive: str, size_bytes: int) -> Iterator[Zi
             raise SourceError(f"{archive}: its members overlap, as in a zip bomb: refused")
         check_bomb(archive, unpacked, size_bytes)
         if not member.name.endswith(b"/"):
-            yield member if name == member.name else dataclasses.replace(member, name=name)
+            yield member if name == member.name else member._replace(name=name)
     if position != end:
         raise SourceError(
             f"{archive}: its directory holds more than the {directory.entries:,} members it counts"
