@@ -55,7 +55,6 @@ STANDS_IN = {
         is_call_of("scandir", "os.walk", "os.fwalk", "rglob"),
         {
             "src/feedrate/doctor/run/processes.py",
-            "src/feedrate/source/folders.py",
             "src/feedrate/format/file_checks.py",
             "src/feedrate/packing/build/unfinished.py",
             "src/feedrate/files/tree.py",
