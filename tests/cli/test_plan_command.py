@@ -88,7 +88,7 @@ def test_a_gpu_of_unknown_rate_is_refused_before_anything_is_looked_at(
 def test_a_gpu_of_this_node_is_looked_at_since_its_rates_may_be_stored(
     looked_at: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = Gpu(0, "NVIDIA L4", None, None, None, None, None, None, None, None, None)
+    gpu = Gpu(0, "NVIDIA L4")
     monkeypatch.setattr(what_if, "describe_gpus", lambda: (gpu,))
     main(["plan", "/data", "--what-if", "gpu=4xL4"])
     assert looked_at

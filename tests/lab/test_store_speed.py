@@ -16,7 +16,8 @@ import pytest
 from feedrate.errors import StorageError
 from feedrate.figures import ASSUMED, MEASURED, Figure
 from feedrate.lab import store
-from feedrate.lab.store import NOT_SEEN, call_patiently, measure_store, measure_writes
+from feedrate.lab.store import NOT_SEEN, call_patiently, measure_store
+from feedrate.lab.trial_files import measure_writes
 from feedrate.machine.disk import describe_storage
 from feedrate.machine.memory import measure_file_residency
 

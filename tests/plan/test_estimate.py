@@ -14,6 +14,7 @@ import pytest
 
 from feedrate.errors import NotFound, StorageError, UsageError
 from feedrate.figures import ASSUMED, GIVEN, MEASURED, STORED, Figure
+from feedrate.lab import copier
 from feedrate.lab.store import NOT_SEEN
 from feedrate.machine.memory import MemoryRoom
 from feedrate.machine.results import StoreSpeed
@@ -49,8 +50,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path
         assert all(Path(path).stat().st_size == size for path, size in files)
         return replace(STORE, path=folder)
 
-    monkeypatch.setattr(estimate, "measure_store", measure_store)
-    monkeypatch.setattr(estimate, "try_copier", lambda *_, **__: None)
+    monkeypatch.setattr(copier, "measure_store", measure_store)
+    monkeypatch.setattr(copier, "try_copier", lambda *_, **__: None)
     monkeypatch.setattr(estimate, "find_scratch_speed", lambda *_: TARGET)
     monkeypatch.setattr(estimate.Neighbours, "describe", lambda _: "")
     return tmp_path / "nfs", tmp_path / "scr"
@@ -180,7 +181,7 @@ def test_files_that_were_in_memory_say_nothing_of_the_disk(
 ) -> None:
     assert ask("1GB", folders).notes == ()
     unseen = replace(STORE, file_s=near(0.01, ASSUMED, NOT_SEEN, factor=5.0))
-    monkeypatch.setattr(estimate, "measure_store", lambda *_, **__: unseen)
+    monkeypatch.setattr(copier, "measure_store", lambda *_, **__: unseen)
     found = ask("1GB", folders, files=100_000)
     assert f"{NOT_SEEN}: {folders[0]}" in found.notes
     assert found.answers[""].origin == ASSUMED
@@ -190,7 +191,7 @@ def test_files_that_were_in_memory_say_nothing_of_the_disk(
 def test_files_like_those_that_are_there_take_what_the_copier_took(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "try_copier", lambda *_, **__: Figure.exactly(1e5))
+    monkeypatch.setattr(copier, "try_copier", lambda *_, **__: Figure.exactly(1e5))
     alone, many = ask("1GB", folders).answers.values()
     assert many.value == pytest.approx(1e9 / 1e5 + 1e6 * COPY_FILE_S, rel=0.01)
     assert alone.value < 20

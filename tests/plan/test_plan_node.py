@@ -17,7 +17,7 @@ from feedrate.plan.node import describe_node
 from support.plans import make_store, near
 
 CPU = "AMD EPYC"
-GPU = Gpu(0, "NVIDIA H200", None, None, 141 << 30, None, None, None, None, None, None)
+GPU = Gpu(0, "NVIDIA H200", memory_bytes=141 << 30)
 
 
 def make_numbers(**changes: Any) -> MachineNumbers:

@@ -18,7 +18,7 @@ import pytest
 from feedrate import PackOptions, index, pack
 from feedrate.errors import FeedrateError, NotFound, SourceError, StorageError
 from feedrate.figures import Figure
-from feedrate.lab import samples, store
+from feedrate.lab import copier, samples, store
 from feedrate.lab import trial as loader_trial
 from feedrate.machine.disk import describe_storage
 from feedrate.plan import contents, survey
@@ -329,7 +329,7 @@ def test_residency_is_looked_for_before_anything_is_read(
     order: list[str] = []
     monkeypatch.setattr(contents, "_find_resident", lambda _: order.append("resident") or 0.25)
     monkeypatch.setattr(
-        survey, "measure_store", lambda *a, **k: order.append("store") or store_speed(*a, **k)
+        copier, "measure_store", lambda *a, **k: order.append("store") or store_speed(*a, **k)
     )
     store_speed = store.measure_store
     assert look(images).resident == 0.25

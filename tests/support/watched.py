@@ -45,7 +45,7 @@ def make_workers(count: int, **shares: float) -> tuple[WatchedProcess, ...]:
 
 
 def make_gpu(utilisation: float | None, **more: Any) -> GpuUse:
-    gpu = GpuUse(0, "NVIDIA H200", utilisation, 2 * GB, 140 * GB, 600.0, 700.0, None, None, None, None)
+    gpu = GpuUse(0, "NVIDIA H200", utilisation, 2 * GB, 140 * GB, 600.0, 700.0)
     return replace(gpu, **more)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `feedrate stage` gets of a file system: its own walk and its own copier, on some of the files."""
+"""Times feedrate's own readers: the walk and the copier of `stage` on some files, requests to an address."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 from feedrate.calls import map_in_time
-from feedrate.errors import SourceError
-from feedrate.figures import Figure, combine
+from feedrate.errors import SourceError, StorageError
+from feedrate.figures import MEASURED, Figure, combine
 from feedrate.files.own_folder import own_folder
 from feedrate.files.tree import walk_paths
-from feedrate.lab.store import NO_ANSWER_S, NOT_IN_MEMORY, find_rate
+from feedrate.lab.store import (
+    MANY_READERS,
+    NO_ANSWER_S,
+    NOT_IN_MEMORY,
+    call_patiently,
+    find_rate,
+    measure_store,
+)
 from feedrate.machine.memory import measure_file_residency
+from feedrate.machine.results import StoreSpeed
 from feedrate.remote.addresses import Place
 from feedrate.remote.copier import Incoming
 from feedrate.remote.transfer import STREAMS, Transfer
@@ -25,6 +34,26 @@ from feedrate.units import format_count
 
 _MOST_BYTES = 8 << 20  # of one file
 _LEAST_COPIED = 3
+_SMALL_REQUEST, _LARGE_REQUEST = 16 << 10, 4 << 20
+
+
+def measure_source(
+    folder: str,
+    timed: Sequence[tuple[str, int]],
+    copied: Sequence[str],
+    into: str | Path,
+    *,
+    seconds: float,
+    copying_s: float,
+) -> StoreSpeed:
+    """Return how a file system answers reads of the `timed` files, and what a copy of others `into` takes.
+
+    Raises:
+        StorageError: no file could be read, or the store does not answer.
+    """
+    speed = measure_store(folder, timed, seconds=seconds)
+    rate = call_patiently(folder, lambda: try_copier(copied, into, seconds=copying_s))
+    return replace(speed, copy_bytes_per_s=rate)
 
 
 def try_copier(paths: Sequence[str], into: str | Path, *, seconds: float) -> Figure | None:
@@ -90,7 +119,7 @@ def try_copier(paths: Sequence[str], into: str | Path, *, seconds: float) -> Fig
 
 
 def _try_walk(paths: Sequence[str], seconds: float) -> tuple[Figure, bool]:
-    """Return what a name takes in the walk over folders, and whether its file is then asked for its time.
+    """Return the seconds for a name in the walk over folders, and whether its file is asked for its time.
 
     Some file systems tell with a name whether it is a folder; of others each is asked, one by one.
     """
@@ -106,3 +135,44 @@ def _try_walk(paths: Sequence[str], seconds: float) -> tuple[Figure, bool]:
                     found[1].stat()
                 is_asked = time.perf_counter() - began < times[-1] / 10
     return (Figure.of_mean(times) if times else Figure.exactly(0.0)), is_asked
+
+
+def measure_address(address: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:
+    """Return how an address answers: a request counts as opening a file does on a disk.
+
+    Args:
+        files: address of a folder, file in it, size.
+
+    Raises:
+        StorageError: nothing came in time.
+    """
+
+    def fetch(most_bytes: int) -> tuple[int, float]:
+        root, name, size_bytes = random.choice(files)
+        length = min(most_bytes, size_bytes)
+        began = time.perf_counter()
+        got = Place(root).read(name, random.randint(0, size_bytes - length), length)
+        return len(got), time.perf_counter() - began
+
+    def fetch_for(share: float, most_bytes: int, threads: int = 1) -> tuple[list[tuple[int, float]], float]:
+        began = time.perf_counter()
+        calls = map_in_time(fetch, repeat(most_bytes), threads=threads, seconds=share * seconds)
+        return list(calls), time.perf_counter() - began
+
+    fetch(_SMALL_REQUEST)  # connects
+    (small, _), (large, _) = fetch_for(0.3, _SMALL_REQUEST), fetch_for(0.3, _LARGE_REQUEST)
+    many, many_s = fetch_for(0.2, _SMALL_REQUEST, MANY_READERS)
+    wide, wide_s = fetch_for(0.2, _LARGE_REQUEST // 4, MANY_READERS)
+    if not (small and large and many and wide):
+        raise StorageError(f"{address} did not answer in time", hint="is the server there?")
+    request_s = Figure.of_mean([took for _, took in small], format_count(len(small), "request"))
+    rate = sum(size for size, _ in large) / max(sum(took - request_s.value for _, took in large), 1e-6)
+    note = f"{MANY_READERS} at a time"
+    together = Figure.within(sum(size for size, _ in wide) / wide_s, 1.3, MEASURED, note)
+    stream = Figure.within(max(rate, together.value / MANY_READERS), 1.3, MEASURED)
+    return StoreSpeed(
+        path=address, kind=address.partition(":")[0], file_s=request_s,
+        read_s=request_s, stream_bytes_per_s=stream, total_bytes_per_s=together,
+        files_per_s=Figure.within(len(many) / many_s, 1.3, MEASURED, note), streams=MANY_READERS,
+        keeps_pages=False, cold_share=1.0,
+    )  # fmt: skip

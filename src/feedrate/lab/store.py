@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one stopwatch of a file system: it times what would be called, on files that lie there.
+"""The one stopwatch of a file system: it times the calls of a loader, on files that lie there.
 
-Whole files are opened and read, by one reader and by many. What was read once is fast the next time, here
-and on servers: each part of a measurement reads files, or parts of large files, that no other part has read,
-in an order that is new each time. Pages that it brought into memory it drops again. Files that were in memory
-before tell nothing of the disk: where there are no others, its figures are assumed, between what kinds of
-disks give and what memory gave. What `feedrate stage` gets is in lab/copier.py, what a DataLoader's workers
-get in lab/samples.py.
+Whole files are opened and read, by one reader and by many. A second read of a file is fast, here and on
+servers: each part of a measurement reads files, or parts of large files, that no other part has read, in an
+order that is new each time. Pages that it brought into memory it drops again. Files that were in memory
+before tell nothing of the disk: where there are no others, its figures are assumed, between those of a usual
+disk and of memory. The copier of `feedrate stage` is timed in lab/copier.py, a DataLoader's workers in
+lab/samples.py.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ import contextlib
 import math
 import os
 import random
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, repeat
+from itertools import cycle
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from feedrate.calls import map_in_time
 from feedrate.errors import StorageError
-from feedrate.figures import ASSUMED, MEASURED, Figure, combine
+from feedrate.figures import ASSUMED, Figure, combine
 from feedrate.machine.cpu import measure_usable_cores, read_cpuset
-from feedrate.machine.disk import describe_storage, measure_scratch
-from feedrate.machine.memory import measure_open_residency
+from feedrate.machine.disk import describe_storage
+from feedrate.machine.memory import average_residency, measure_open_residency
 from feedrate.machine.process import find_openers, read_core_times, read_stat
 from feedrate.machine.results import Storage, StoreSpeed
-from feedrate.remote.addresses import Place
 from feedrate.stats import median
 from feedrate.units import format_count
 
@@ -57,25 +55,23 @@ _SLOTS = 6  # of time, whose rates give the interval
 # Shares of the time: one after another, the same again, opening together, reading together, in an open file.
 _ONE, _AGAIN, _OPEN, _TOGETHER, _INSIDE = 0.3, 0.12, 0.16, 0.24, 0.15
 _STAT, _MOST_STATS = 0.03, 50
-_SMALL_FILES, _SMALL_BYTES = 100, 10_000
-_STREAMS = 16
-_SMALL_REQUEST, _LARGE_REQUEST = 16 << 10, 4 << 20  # bytes, of what is behind an address
+MANY_READERS = 16
 _CROWDED = 0.25  # of the cores that this job may use, taken by others
 
 
-class Unseen(NamedTuple):
-    """What kinds of disks do, of which only the page cache was seen: a file and a read, in s; bytes per s."""
+class _UsualDisk(NamedTuple):
+    """The figures of a kind of disk, within a factor, where only the page cache was seen."""
 
     file_s: float
     bytes_per_s: float
-    factor: float = 5.0  # to both sides
 
 
-_NETWORK, _SPINNING, _FLASH = Unseen(2e-3, 2e8), Unseen(1e-2, 1.5e8), Unseen(3e-4, 6e8)
+_NETWORK, _SPINNING, _FLASH = _UsualDisk(2e-3, 2e8), _UsualDisk(1e-2, 1.5e8), _UsualDisk(3e-4, 6e8)
+_USUAL_WITHIN = 5.0
 
 
 class Neighbours:
-    """How many cores other processes take, from its making on: what is timed meanwhile takes longer.
+    """The cores that other processes take, from its making on: measurements meanwhile take longer.
 
     Processes that serve a file system on this node (FUSE) are no neighbours: their work is the store's.
     """
@@ -98,13 +94,13 @@ class Neighbours:
 
 
 def measure_servers() -> float:
-    """Return the CPU time so far of processes that serve file systems on this node, as far as one may see."""
+    """Return the CPU time so far of processes that serve file systems on this node, of those in sight."""
     found = (read_stat(pid) for pid in find_openers("/dev/fuse"))
     return math.fsum(stat.cpu_s for stat in found if stat is not None)
 
 
 def call_patiently(path: str, function: Callable[[], Result], seconds: float = NO_ANSWER_S) -> Result:
-    """Return what a function returns that asks a store, which may never answer.
+    """Call a function that asks a store, which may never answer, and return its result.
 
     It runs in a thread that is left behind where it hangs, and does not keep the process from ending.
 
@@ -120,13 +116,13 @@ def call_patiently(path: str, function: Callable[[], Result], seconds: float = N
 
 
 def measure_store(
-    folder: str, files: Sequence[tuple[str, int]], *, seconds: float = 4.0, streams: int = _STREAMS
+    folder: str, files: Sequence[tuple[str, int]], *, seconds: float = 4.0, streams: int = MANY_READERS
 ) -> StoreSpeed:
     """Read some of the files, for about `seconds` in all; nothing is written.
 
     Args:
         files: paths on the file system of `folder`, and their sizes; the more, the better.
-        streams: readers at a time, for what all of them get together.
+        streams: readers at a time, for the rates of all of them together.
 
     Raises:
         StorageError: no file could be read, or the store does not answer.
@@ -138,69 +134,18 @@ def measure_store(
     return call_patiently(folder, measure, NO_ANSWER_S + seconds)
 
 
-def measure_writes(folder: str, *, seconds: float = 2.0) -> tuple[Figure, Figure]:
-    """Return the bytes per second of writing one file to the disk, and the seconds of making a small one.
-
-    Raises:
-        StorageError: the folder cannot be written to, has no room, or does not answer.
-    """
-    call_patiently(folder, lambda: os.path.exists(folder))
-    rates = [measure_scratch(folder, seconds=seconds / 8).write_bytes_per_s for _ in range(4)]
-    times, data = [], os.urandom(_SMALL_BYTES)
-    deadline = time.perf_counter() + seconds / 4
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix="feedrate-bench-") as inside:
-            for number in range(_SMALL_FILES):
-                began = time.perf_counter()
-                with open(os.path.join(inside, str(number)), "xb", buffering=0) as file:
-                    file.write(data)
-                times.append(time.perf_counter() - began)
-                if time.perf_counter() > deadline:
-                    break
-    except OSError as error:
-        raise StorageError(f"cannot make files in {folder}: {error.strerror or error}") from error
-    return Figure.of_mean(rates), Figure.of_mean(times, format_count(len(times), "file"))
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def measure_address(address: str, files: Sequence[tuple[str, bytes, int]], seconds: float) -> StoreSpeed:
-    """Return how what is behind an address answers: a request is to it what opening a file is to a disk.
-
-    Args:
-        files: address of a folder, file in it, size.
-
-    Raises:
-        StorageError: nothing came in time.
-    """
-
-    def fetch(most_bytes: int) -> tuple[int, float]:
-        root, name, size_bytes = random.choice(files)
-        length = min(most_bytes, size_bytes)
-        began = time.perf_counter()
-        got = Place(root).read(name, random.randint(0, size_bytes - length), length)
-        return len(got), time.perf_counter() - began
-
-    def fetch_for(share: float, most_bytes: int, threads: int = 1) -> tuple[list[tuple[int, float]], float]:
-        began = time.perf_counter()
-        calls = map_in_time(fetch, repeat(most_bytes), threads=threads, seconds=share * seconds)
-        return list(calls), time.perf_counter() - began
-
-    fetch(_SMALL_REQUEST)  # connects
-    (small, _), (large, _) = fetch_for(0.3, _SMALL_REQUEST), fetch_for(0.3, _LARGE_REQUEST)
-    many, many_s = fetch_for(0.2, _SMALL_REQUEST, _STREAMS)
-    wide, wide_s = fetch_for(0.2, _LARGE_REQUEST // 4, _STREAMS)
-    if not (small and large and many and wide):
-        raise StorageError(f"{address} did not answer in time", hint="is the server there?")
-    request_s = Figure.of_mean([took for _, took in small], format_count(len(small), "request"))
-    rate = sum(size for size, _ in large) / max(sum(took - request_s.value for _, took in large), 1e-6)
-    note = f"{_STREAMS} at a time"
-    together = Figure.within(sum(size for size, _ in wide) / wide_s, 1.3, MEASURED, note)
-    stream = Figure.within(max(rate, together.value / _STREAMS), 1.3, MEASURED)
-    return StoreSpeed(
-        path=address, kind=address.partition(":")[0], file_s=request_s,
-        read_s=request_s, stream_bytes_per_s=stream, total_bytes_per_s=together,
-        files_per_s=Figure.within(len(many) / many_s, 1.3, MEASURED, note), streams=_STREAMS,
-        keeps_pages=False, cold_share=1.0,
-    )  # fmt: skip
+def _forget(descriptor: int, start: int = 0, stop: int = 0) -> None:
+    """Drop pages of a file from memory; stop 0: all from `start` on."""
+    os.posix_fadvise(descriptor, start, max(stop - start, 0), os.POSIX_FADV_DONTNEED)
 
 
 class _Piece(NamedTuple):
@@ -213,7 +158,7 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Reading:
-    """What opening a file and reading a piece of it took, block by block: (bytes, seconds)."""
+    """The times of opening a file and reading a piece of it, block by block: (bytes, seconds)."""
 
     resident: float | None  # the share of the file that was in memory before; None: unknown
     open_s: float
@@ -238,7 +183,7 @@ class _Reading:
 
 
 class _Measurement:
-    """One measurement: the files dealt out to its parts, and what they found."""
+    """One measurement: the files dealt out to its parts, and their results."""
 
     def __init__(self, folder: str, files: Sequence[tuple[str, int]], seconds: float, streams: int) -> None:
         self._folder, self._seconds, self._streams = folder, seconds, streams
@@ -270,8 +215,7 @@ class _Measurement:
         if total is None:
             most = max(seen.value, stream.value)
             total = Figure(most, seen.low or stream.low, 10 * most, ASSUMED, _TOO_SMALL)
-        known = [(r.size_bytes, r.resident) for r in once if r.resident is not None]
-        known_bytes = sum(size for size, _ in known)
+        resident = average_residency((r.size_bytes, r.resident) for r in once if r.resident is not None)
         warm = _fit(again) if again else None
         if warm and stat_s and (storage.is_network or storage.is_fuse):
             # A name that was asked for just now is known for some seconds, and by the next epoch forgotten.
@@ -292,7 +236,7 @@ class _Measurement:
             warm_file_s=warm[0] if warm else None,
             warm_bytes_per_s=(warm[1] or _bound(again, None)[1]) if warm else None,
             keeps_pages=self._find_keeping(readings, again),
-            cold_share=sum(s * (1 - r) for s, r in known) / known_bytes if known_bytes else None,
+            cold_share=None if resident is None else 1 - resident,
             stat_s=stat_s,
         )
         return speed if self._has_cold or storage.is_memory else _assume_cold(speed, storage)
@@ -326,7 +270,7 @@ class _Measurement:
         return StorageError(f"cannot read {path}: {self._error.strerror or self._error}")
 
     def _read_one_by_one(self, files: list[tuple[str, int]]) -> tuple[list[_Reading], list[_Reading]]:
-        """Return what files took, and those of them that were not in memory, again at once."""
+        """Return the times of files, and of those that were not in memory, read again at once."""
         once: list[_Reading] = []
         again: list[_Reading] = []
         began, again_s, buffer = time.perf_counter(), 0.0, bytearray(_BLOCK_BYTES)
@@ -363,8 +307,7 @@ class _Measurement:
         """Read a piece until the deadline; None: that failed. `is_dropped`: None: if the pages are ours."""
         try:
             began = time.perf_counter()
-            descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
+            with _opened(piece.path) as descriptor:
                 size = os.fstat(descriptor).st_size
                 open_s = time.perf_counter() - began
                 reading = _Reading(measure_open_residency(descriptor, *piece), open_s)
@@ -381,45 +324,34 @@ class _Measurement:
                     if not got or now > deadline:
                         break
                 if is_dropped or (is_dropped is None and reading.is_ours):
-                    os.posix_fadvise(descriptor, piece.start, offset - piece.start, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+                    _forget(descriptor, piece.start, offset)
         except OSError as error:
             self._error = error
             return None
         return reading if reading.blocks else None
 
     def _drop(self, piece: _Piece) -> None:
-        try:
-            descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            return
-        try:
-            os.posix_fadvise(descriptor, piece.start, piece.stop - piece.start, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(OSError), _opened(piece.path) as descriptor:
+            _forget(descriptor, piece.start, piece.stop)
 
     def _open_together(self, files: list[tuple[str, int]]) -> Figure | None:
         chosen = files if len(files) >= self._streams else cycle(files)
 
         def open_one(file: tuple[str, int], _: bytearray, count: Callable[[int], None]) -> None:
             path, size = file
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
+            with _opened(path) as descriptor:
                 # Of large files it takes longer to ask than to open them; their first page may stay.
                 resident = measure_open_residency(descriptor, path) if size < _LARGE_BYTES else None
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the first bytes alone
                 os.pread(descriptor, _FIRST_BYTES, 0)
                 if resident is not None and resident <= NOT_IN_MEMORY:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+                    _forget(descriptor)
             count(1)
 
         return self._run_together(chosen, open_one, _OPEN)
 
     def _read_together(self, files: list[tuple[str, int]]) -> tuple[Figure | None, float]:
-        """Return the bytes per second of all readers, and how many files they opened per second for that."""
+        """Return the bytes per second of all readers, and the files that they opened per second for that."""
         pieces = []
         for path, size in files:
             if size < _LARGE_BYTES:
@@ -472,30 +404,31 @@ class _Measurement:
         return find_rate(began, events, self._streams)
 
     def _read_inside(self, files: list[tuple[str, int]]) -> Figure | None:
-        """Return what a read of a few KB takes, anywhere in a file that is open."""
+        """Return the seconds for a read of a few KB, anywhere in a file that is open."""
         times: list[float] = []
         buffer = bytearray(_READ_BYTES)
         deadline = time.perf_counter() + _INSIDE * self._seconds
         for path, _ in files:
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-                try:
+                with _opened(path) as descriptor:
                     size = os.fstat(descriptor).st_size
-                    start = _find_inside(size)
+                    # Of a large file its last quarter, which no other part reads.
+                    start = 3 * size // 4 if size >= _LARGE_BYTES else 0
                     resident = measure_open_residency(descriptor, path, start, size)
                     if self._has_cold and resident is not None and resident > _IN_MEMORY:
                         continue
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-                    for offset in _pick_offsets(size, max(_READS_PER_FILE, _READS // len(files))):
+                    blocks = range(-(-start // _READ_BYTES), size // _READ_BYTES) if start else range(1)
+                    count = max(_READS_PER_FILE, _READS // len(files))
+                    # Each once: a block that was read before is in memory.
+                    for block in random.sample(blocks, min(count, len(blocks))):
                         began = time.perf_counter()
-                        os.preadv(descriptor, [buffer], offset)
+                        os.preadv(descriptor, [buffer], block * _READ_BYTES)
                         times.append(time.perf_counter() - began)
                         if time.perf_counter() > deadline:
                             break
                     if resident is not None and resident <= NOT_IN_MEMORY:
-                        os.posix_fadvise(descriptor, start, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
+                        _forget(descriptor, start)
             except OSError as error:
                 self._error = error
             if time.perf_counter() > deadline:
@@ -510,19 +443,6 @@ class _Measurement:
             for some in (readings, again)
         )
         return twice < once / 2
-
-
-def _find_inside(size_bytes: int) -> int:
-    """Return where the part of a file begins that is read here and there: no other part reads it."""
-    return 3 * size_bytes // 4 if size_bytes >= _LARGE_BYTES else 0
-
-
-def _pick_offsets(size_bytes: int, count: int) -> list[int]:
-    if size_bytes < _LARGE_BYTES:
-        return [0]
-    blocks = range(-(-_find_inside(size_bytes) // _READ_BYTES), size_bytes // _READ_BYTES)
-    # Each once: what was read before is in memory.
-    return [block * _READ_BYTES for block in random.sample(blocks, min(count, len(blocks)))]
 
 
 def find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Figure | None:
@@ -541,7 +461,7 @@ def find_rate(began: float, events: list[tuple[float, int]], streams: int) -> Fi
 
 
 def _fit(readings: Sequence[_Reading]) -> tuple[Figure, Figure | None]:
-    """Return what a file takes and bytes per second, so that `file + bytes / rate` is what readings took.
+    """Return seconds per file and bytes per second, so that `file + bytes / rate` is the time of readings.
 
     Bytes per second: None: the files are too small, or too much alike, to tell.
     """
@@ -579,7 +499,7 @@ def _find_slope(readings: Sequence[_Reading]) -> Figure | None:
 
 
 def _bound(readings: Sequence[_Reading], total: Figure | None) -> tuple[Figure, Figure]:
-    """Return the same where the rate cannot be told: between what was seen and what many readers get."""
+    """Bound an unknown rate by that of one reader and that of many; return seconds per file with it."""
     low = sum(r.size_bytes for r in readings) / max(math.fsum(r.read_s for r in readings), 1e-9)
     value = max(math.sqrt(low * total.value) if total else _USUAL_BYTES_PER_S, 2 * low)
     rate = Figure(value, low, max(total.value if total else 0.0, 5 * value), ASSUMED, _TOO_SMALL)
@@ -587,23 +507,20 @@ def _bound(readings: Sequence[_Reading], total: Figure | None) -> tuple[Figure, 
 
 
 def _assume_cold(speed: StoreSpeed, storage: Storage) -> StoreSpeed:
-    """Replace what memory gave by what such a disk may give: no faster than memory, which was seen."""
+    """Replace the figures of memory by those of a usual disk: no faster than memory, which was seen."""
     kind = _NETWORK if storage.is_network or storage.is_fuse else _SPINNING if storage.rotational else _FLASH
 
-    def slower(seen: Figure | None, usual_s: float) -> Figure | None:
-        if seen is None:
-            return None
+    def slower(seen: Figure, usual_s: float) -> Figure:
         value = max(usual_s, seen.value)
-        return Figure(value, max(value / kind.factor, seen.low), value * kind.factor, ASSUMED, NOT_SEEN)
+        return Figure(value, max(value / _USUAL_WITHIN, seen.low), value * _USUAL_WITHIN, ASSUMED, NOT_SEEN)
 
     def rate(seen: Figure, usual_per_s: float) -> Figure:
         value = min(usual_per_s, seen.value)
-        return Figure(value, value / kind.factor, min(value * kind.factor, seen.high), ASSUMED, NOT_SEEN)
+        return Figure(value, value / _USUAL_WITHIN, min(value * _USUAL_WITHIN, seen.high), ASSUMED, NOT_SEEN)
 
-    file_s = slower(speed.file_s, kind.file_s) or speed.file_s
     return replace(
-        speed, file_s=file_s, read_s=slower(speed.read_s, kind.file_s / 2) or speed.read_s,
-        stat_s=slower(speed.stat_s, kind.file_s / 3),
+        speed, file_s=slower(speed.file_s, kind.file_s), read_s=slower(speed.read_s, kind.file_s / 2),
+        stat_s=speed.stat_s and slower(speed.stat_s, kind.file_s / 3),
         stream_bytes_per_s=rate(speed.stream_bytes_per_s, kind.bytes_per_s),
         total_bytes_per_s=rate(speed.total_bytes_per_s, 1.5 * kind.bytes_per_s),
         files_per_s=rate(speed.files_per_s, speed.streams / kind.file_s / 2),

@@ -19,16 +19,17 @@ from typing import NamedTuple
 from feedrate.errors import NotFound, StorageError, suggest_path
 from feedrate.figures import ASSUMED, Figure
 from feedrate.files.atomic import sync_file_system, writing
-from feedrate.lab.store import call_patiently, measure_store, measure_writes
-from feedrate.machine.disk import describe_storage, measure_room, try_to_reserve
+from feedrate.lab.store import call_patiently, measure_store
+from feedrate.machine.disk import describe_storage, measure_room, measure_scratch, try_to_reserve
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import StoreSpeed
-from feedrate.units import format_bytes
+from feedrate.units import format_bytes, format_count
 
 GB = 1_000_000_000
 _BLOCK_BYTES = 1 << 20
 _CHUNK_BYTES = 32 << 20  # written through to the disk at once, so that time runs with the bytes
 _CHUNK_FILES = 100
+_NEW_FILES, _NEW_BYTES = 100, 10_000  # that tell how long making one takes
 
 
 class Sizes(NamedTuple):
@@ -121,6 +122,30 @@ def measure_files(inside: Path, sizes: Sizes, say: Callable[[str], None] = lambd
         rate, create_s = measure_writes(str(inside), seconds=sizes.read_s / 2)
     speed = _combine(whole, apart, sizes.each_bytes)
     return replace(speed, write_bytes_per_s=rate, create_s=create_s)
+
+
+def measure_writes(folder: str, *, seconds: float = 2.0) -> tuple[Figure, Figure]:
+    """Return the bytes per second of writing one file to the disk, and the seconds of making a small one.
+
+    Raises:
+        StorageError: the folder cannot be written to, has no room, or does not answer.
+    """
+    call_patiently(folder, lambda: os.path.exists(folder))
+    rates = [measure_scratch(folder, seconds=seconds / 8).write_bytes_per_s for _ in range(4)]
+    times, data = [], os.urandom(_NEW_BYTES)
+    deadline = time.perf_counter() + seconds / 4
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix="feedrate-bench-") as inside:
+            for number in range(_NEW_FILES):
+                began = time.perf_counter()
+                with open(os.path.join(inside, str(number)), "xb", buffering=0) as file:
+                    file.write(data)
+                times.append(time.perf_counter() - began)
+                if time.perf_counter() > deadline:
+                    break
+    except OSError as error:
+        raise StorageError(f"cannot make files in {folder}: {error.strerror or error}") from error
+    return Figure.of_mean(rates), Figure.of_mean(times, format_count(len(times), "file"))
 
 
 def _combine(whole: StoreSpeed, apart: StoreSpeed, each_bytes: int) -> StoreSpeed:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some samples of a dataset, whatever it arrives as: how many there are, how large, and what is in them.
+"""Some samples of a dataset of any kind: their number, their sizes and their contents.
 
-Folders of images are counted by plan/folders.py. Of a pack the index tells all. Of tars, zips and other
+Folders of images are counted by plan/folders.py. The index of a pack tells all. Of tars, zips and other
 containers some files are looked through, and the rest is taken to be like them.
 """
 
@@ -31,7 +31,7 @@ from feedrate.format.manifest import FILE_NAME
 from feedrate.format.pack import Pack, Rows
 from feedrate.loader.order import count_parts
 from feedrate.loader.packs import open_pack
-from feedrate.machine.memory import measure_file_residency
+from feedrate.machine.memory import average_residency, measure_file_residency
 from feedrate.plan.folders import AT_ONCE, TreeCount, count_tree
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, explained, is_url, split_source
@@ -77,7 +77,7 @@ class Sampled:
         total_bytes: of its files; None: of its samples.
         timed: files (path, size) that tell how the file system answers; of a folder's, whose names nobody has
             asked for yet, the largest size that they may have.
-        waited, copied: files of which one sees how long Pillow waits for them, and what a copy takes.
+        waited, copied: files to time Pillow's waiting with, and a copy.
         parts: names that `split=` takes of a pack, and of a folder's, and how many samples each has.
         unasked: files whose size is not in `sizes`, since they are left for timing.
         fetched: the same behind an address: (address of a folder, file in it, size).
@@ -136,7 +136,7 @@ def sample_dataset(dataset: str, scratch: str, *, seconds: float) -> Sampled:
         place, found = find_files(dataset)
         files = [(place.address(file.path), file.size_bytes) for file in found]
         return _sample_containers(dataset, files, scratch, seconds)
-    open_reader(dataset, scratch=scratch)  # says what is wrong with it, if anything is
+    open_reader(dataset, scratch=scratch)  # raises if anything is wrong with it
     size_bytes = os.path.getsize(dataset) if os.path.exists(dataset) else 0
     return _sample_containers(dataset, [(dataset, size_bytes)], scratch, seconds)
 
@@ -202,7 +202,7 @@ def _sample_tree(root: str, tree: TreeCount) -> Sampled:
 
 
 def ask_more_sizes(sampled: Sampled) -> Sampled:
-    """Return the same with the sizes of files that were left for timing: nobody times them any more."""
+    """Add the sizes of files that were left for timing, after that."""
     answers = list(map_in_time(ask_size, sampled.unasked, threads=AT_ONCE, seconds=_ASKING_S))
     return replace(sampled, sizes=[*sampled.sizes, *(size for _, size in answers if size is not None)])
 
@@ -221,10 +221,7 @@ def ask_size(path: str) -> tuple[str, int | None]:
 
 def _find_resident(files: Sequence[tuple[str, int]]) -> float | None:
     paths = [path for path, _ in random.sample(list(files), min(len(files), _MOST_RESIDENT))]
-    found = map_in_time(measure_file_residency, paths, threads=AT_ONCE, seconds=_ASKING_S)
-    known = [one for one in found if one is not None]
-    total = sum(size for size, _ in known)
-    return sum(size * share for size, share in known) / total if total else None
+    return average_residency(map_in_time(measure_file_residency, paths, threads=AT_ONCE, seconds=_ASKING_S))
 
 
 def _read_values(root: str, values: Sequence[FileRange], seconds: float) -> list[Content]:
@@ -333,7 +330,7 @@ def _find_containers(root: str, tree: TreeCount) -> list[tuple[str, int]]:
 
 
 class _Looked(NamedTuple):
-    """What was seen of one container: samples, in so many of its bytes; contents of some that were drawn."""
+    """A part of one container: its samples, in so many bytes, and the contents of some that were drawn."""
 
     samples: int
     walked_bytes: float
@@ -423,7 +420,7 @@ def _look_through(path: str, size_bytes: int, scratch: str, seconds: float, amon
             drawn[at] = one
         if time.monotonic() > until:
             is_whole = False
-            stream.close()  # type: ignore[attr-defined] # what waits in a spool is written
+            stream.close()  # type: ignore[attr-defined] # values that wait in a spool are written
             break
     with closing(Bytes(reader.root, folder)) as source:
         contents = _read_drawn(source, drawn, _MOST_BYTES // among)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from feedrate.errors import NotFound, StorageError, UsageError, suggest_path
 from feedrate.figures import ASSUMED, GIVEN, Figure, combine, vary
-from feedrate.lab.copier import try_copier
-from feedrate.lab.store import NO_ANSWER_S, NOT_SEEN, Neighbours, call_patiently, measure_store
+from feedrate.lab.copier import measure_source
+from feedrate.lab.store import NO_ANSWER_S, NOT_SEEN, Neighbours, call_patiently
 from feedrate.machine.disk import describe_storage, find_scratch, measure_room
 from feedrate.machine.memory import MemoryGauge
 from feedrate.machine.results import MachineNumbers, StoreSpeed
@@ -182,13 +182,12 @@ def _look_at_files(path: str, seconds: float) -> _Files:
 def _find_speed(folder: str, found: _Files, numbers: MachineNumbers | None, seconds: float) -> StoreSpeed:
     files = [(path, size) for path, size in found.sample if size]
     if files:
-        # Half of them for the copier: what was read once is fast the next time.
-        timed, copied = (files[::2], files[1::2]) if len(files) > 1 else (files, files)
+        # Half of them for the copier: a second read of a file is fast.
+        copied = [path for path, _ in files[1::2] or files]
         top = folder if os.path.isdir(folder) else os.path.dirname(folder) or "."
-        speed = measure_store(top, timed, seconds=seconds)
-        names = [path for path, _ in copied]
-        rate = call_patiently(folder, lambda: try_copier(names, tempfile.gettempdir(), seconds=seconds / 2))
-        return replace(speed, copy_bytes_per_s=rate)
+        return measure_source(
+            top, files[::2], copied, tempfile.gettempdir(), seconds=seconds, copying_s=seconds / 2
+        )
     stored = None if numbers is None else find_store(numbers, folder)
     if stored is None:
         raise StorageError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset is, from a sample of it: how many samples, how large, how long each takes. In seconds.
+"""Describes a dataset by a sample of it: how many samples, how large, how long each takes. In seconds.
 
-First what must be done before anything is read: counting, sizes, and what is in memory already. Then how the
-file system answers, then what samples cost.
+Counting, sizes and the page cache come first, before anything is read. Then how the file system answers,
+then the costs of samples.
 """
 
 from __future__ import annotations
@@ -27,15 +27,9 @@ from feedrate.files.own_folder import own_folder
 from feedrate.format.manifest import find_index
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
-from feedrate.lab.copier import try_copier
+from feedrate.lab.copier import measure_address, measure_source
 from feedrate.lab.samples import find_missing, measure_costs
-from feedrate.lab.store import (
-    NOT_SEEN,
-    Neighbours,
-    call_patiently,
-    measure_address,
-    measure_store,
-)
+from feedrate.lab.store import NOT_SEEN, Neighbours, call_patiently
 from feedrate.machine.cpu import measure_usable_cores
 from feedrate.plan.contents import Content, Sampled, ask_more_sizes, sample_dataset
 from feedrate.plan.results import Survey
@@ -43,7 +37,7 @@ from feedrate.remote.addresses import is_url
 from feedrate.source.names import find_train
 from feedrate.units import format_count, shell_quote
 
-# Shares of the time: counting, the file system, reading contents. What samples cost takes three seconds.
+# Shares of the time: counting, the file system, reading contents. Costs of samples take three seconds more.
 _COUNTING, _STORE, _READING = 0.4, 0.25, 0.15
 _HANG_S = 15.0
 _COPYING_S = 1.5
@@ -76,32 +70,32 @@ def survey_dataset(
         if sampled.fetched:
             source = measure_address(dataset, sampled.fetched, _STORE * seconds)
         else:
-            source = measure_store(dataset, sampled.timed, seconds=_STORE * seconds)
-            copying = partial(try_copier, sampled.copied, scratch, seconds=_COPYING_S)
-            source = replace(source, copy_bytes_per_s=call_patiently(dataset, copying))
+            source = measure_source(
+                dataset, sampled.timed, sampled.copied, scratch,
+                seconds=_STORE * seconds, copying_s=_COPYING_S,
+            )  # fmt: skip
         say("reading some samples")
         contents = sampled.read(_READING * seconds)
-    sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
-    looked = _look_at_all(dataset, sampled, contents)
+    sampled, seen = ask_more_sizes(sampled), _inspect_all(dataset, contents, sampled.has_images)
     say("decoding some samples, on one core and on all")
-    width, height = (statistics.median(sides or [0.0]) for sides in (looked.widths, looked.heights))
+    width, height = map(statistics.median, zip(*(seen.sides or [(0.0, 0.0)]), strict=True))
     side = crop or int(min(width, height, _USUAL_CROP)) or _USUAL_CROP
     costs = measure_costs(
-        looked.good, has_images=sampled.has_images, total=sampled.samples.value, side=side,
+        seen.good, has_images=sampled.has_images, total=sampled.samples.value, side=side,
         lying=sampled.waited, workers=workers,
     )  # fmt: skip
-    sizes, busy = _find_sizes(sampled, looked), neighbours.describe()
+    sizes, busy = _find_sizes(sampled, seen), neighbours.describe()
     notes = [*sizes.notes, *costs.notes, *_note_oddities(dataset, sampled)]
     notes += [f"{NOT_SEEN}, and its figures are assumed"] if source.file_s.note == NOT_SEEN else []
     notes += [f"{busy}: what was timed is less sure, try again when they have ended"] if busy else []
     known = _as_keywords(sampled, Survey) | _as_keywords(costs) | _as_keywords(sizes)
     return Survey(**known | {
-        "dataset": dataset, "formats": looked.formats or _count_formats(sampled.suffixes), "width": width,
+        "dataset": dataset, "formats": _find_formats(seen.kinds, sampled.suffixes), "width": width,
         "height": height, "crop": side, "cores": measure_usable_cores(), "source": source,
         "how": f"{sampled.how}; sizes of {len(sampled.sizes):,} and contents of "
         f"{format_count(len(contents), 'sample')} read",
         "took_s": time.monotonic() - began, "notes": tuple(notes), "busy": busy,
-        "deep_share": looked.deep / len(looked.good), "trained": find_train(sampled.parts),
+        "deep_share": seen.deep / len(seen.good), "trained": find_train(sampled.parts),
     })  # fmt: skip
 
 
@@ -113,7 +107,7 @@ def _as_keywords(record: Any, taker: Any = None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _sampling(dataset: str, seconds: float, say: Callable[[str], None]) -> Iterator[tuple[Sampled, Path]]:
-    """Count samples and choose some; yield them, and a folder for what is read of them."""
+    """Count samples and choose some; yield them, and a folder for their contents."""
     say("counting samples")
     if not is_url(dataset):
         _check_answers(dataset)
@@ -130,8 +124,7 @@ def measure_sizes(dataset: str, *, seconds: float = 10.0, say: Callable[[str], N
     """
     with _sampling(dataset, seconds, say) as (sampled, _):
         contents = sampled.read(_READING * seconds)
-    sampled = ask_more_sizes(sampled) if sampled.unasked else sampled
-    return _find_sizes(sampled, _look_at_all(dataset, sampled, contents))
+    return _find_sizes(ask_more_sizes(sampled), _inspect_all(dataset, contents, sampled.has_images))
 
 
 def _check_answers(path: str) -> None:
@@ -171,9 +164,10 @@ class Sizes:
     notes: tuple[str, ...]
 
 
-def _find_sizes(sampled: Sampled, looked: _Looked) -> Sizes:
-    each = _find_mean(sampled.sizes, sampled.samples.value, sampled.is_all)
-    factor = _find_factor(looked.decoded, [len(data) for _, data in looked.good], sampled.samples.value)
+def _find_sizes(sampled: Sampled, seen: _Seen) -> Sizes:
+    each, encoded = _find_mean(sampled), [float(len(data)) for _, data in seen.good]
+    decoded = [width * height * _CHANNELS for width, height in seen.sides] or encoded
+    factor = _find_factor(decoded, encoded, sampled.samples.value)
     total = sampled.total_bytes or combine(
         lambda samples, each: samples * each, {"samples": sampled.samples, "each": each}
     )
@@ -183,39 +177,24 @@ def _find_sizes(sampled: Sampled, looked: _Looked) -> Sizes:
         total_bytes=replace(total, note=sampled.samples.note),
         decoded_bytes=combine(lambda k, each: k * each, {"k": factor, "each": each}),
         factor=factor,
-        notes=(*sampled.notes, *looked.notes),
+        notes=(*sampled.notes, *seen.notes),
     )
 
 
-def _look_at_all(dataset: str, sampled: Sampled, contents: Sequence[Content]) -> _Looked:
-    looked = _look_at(contents, sampled.has_images)
-    if not looked.good:
-        what = "image" if sampled.has_images else "sample"
-        raise SourceError(
-            f"none of the {format_count(len(contents), what)} of {dataset} that were looked at can be used: "
-            f"{looked.first_bad or 'they are empty'}",
-            hint="look at one of them: is it what its name says?",
-        )
-    return looked
+class _Seen(NamedTuple):
+    """Contents that can be used (suffix, bytes), width and height of images, and words about the others.
 
-
-class _Looked(NamedTuple):
-    """Contents that can be used (suffix, bytes), the decoded bytes of each, and words about the others.
-
-    `deep` of them are gray of more than 8 bits.
+    `deep` of them are gray of more than 8 bits; `kinds`: of their formats, where names say something wrong.
     """
 
     good: list[tuple[str, bytes]]
-    decoded: list[float]
-    widths: list[float]
-    heights: list[float]
-    formats: dict[str, float]
-    first_bad: str
+    sides: list[tuple[float, float]]
+    kinds: Counter[str]
     notes: list[str]
-    deep: int = 0
+    deep: int
 
 
-def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
+def _inspect_all(dataset: str, contents: Sequence[Content], has_images: bool) -> _Seen:
     good: list[tuple[str, bytes]] = []
     sides: list[tuple[float, float]] = []
     bad: list[str] = []
@@ -235,6 +214,13 @@ def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
             sides.append((width, height))
             kinds[kind] += 1
             is_misnamed = is_misnamed or bool(suffix and _FORMATS.get(suffix, suffix[1:]) != kind)
+    if not good:
+        read = format_count(len(contents), "image" if has_images else "sample")
+        raise SourceError(
+            f"none of the {read} of {dataset} that were looked at can be used: "
+            f"{bad[0] if bad else 'they are empty'}",
+            hint="look at one of them: is it what its name says?",
+        )
     notes = []
     if bad:
         bad_ones = f"{len(bad):,} of {format_count(len(contents), 'sample')} that were read"
@@ -244,13 +230,7 @@ def _look_at(contents: Sequence[Content], has_images: bool) -> _Looked:
             f"{deep:,} of {format_count(len(good), 'image')} that were read are gray of more than 8 bits: "
             'choose depth="uint16" (values as they are), (low, high) (that range as 0 to 255) or "clip"'
         )
-    # What names say of all files is worth more than what a few hold, unless they say something wrong.
-    formats = {kind: count / kinds.total() for kind, count in kinds.most_common()} if is_misnamed else {}
-    decoded = [w * h * _CHANNELS for w, h in sides] if has_images else [float(len(data)) for _, data in good]
-    return _Looked(
-        good, decoded, [w for w, _ in sides], [h for _, h in sides], formats, bad[0] if bad else "", notes,
-        deep,
-    )  # fmt: skip
+    return _Seen(good, sides, kinds if is_misnamed else Counter(), notes, deep)
 
 
 def _inspect(data: bytes) -> tuple[float, float, str, str] | str:
@@ -265,19 +245,22 @@ def _inspect(data: bytes) -> tuple[float, float, str, str] | str:
     return width, height, "jpeg" if kind == "mpo" else kind, mode
 
 
-def _count_formats(suffixes: Counter[str]) -> dict[str, float]:
-    kinds: Counter[str] = Counter()
-    for suffix, count in suffixes.items():
-        kinds[_FORMATS.get(suffix, suffix[1:] or "unknown")] += count
+def _find_formats(kinds: Counter[str], suffixes: Counter[str]) -> dict[str, float]:
+    """Return the share of each format; names of all files tell more than the contents of a few."""
+    if not kinds:
+        for suffix, count in suffixes.items():
+            kinds[_FORMATS.get(suffix, suffix[1:] or "unknown")] += count
     return {kind: count / kinds.total() for kind, count in kinds.most_common()}
 
 
-def _find_mean(sizes: Sequence[float], total: float, is_all: bool) -> Figure:
+def _find_mean(sampled: Sampled) -> Figure:
     """Return the mean size; that of a part of all samples within two standard errors."""
+    sizes = sampled.sizes
     note = f"from {format_count(len(sizes), 'sample')}"
-    if is_all:
+    if sampled.is_all:
         return Figure.exactly(statistics.fmean(sizes), note=note)
-    return Figure.of_mean(sizes, note, least=0.0).narrowed(find_missing(len(sizes), total))
+    missing = find_missing(len(sizes), sampled.samples.value)
+    return Figure.of_mean(sizes, note, least=0.0).narrowed(missing)
 
 
 def _find_factor(decoded: Sequence[float], encoded: Sequence[float], samples: float) -> Figure:
