@@ -13,8 +13,7 @@ from feedrate.doctor.analyse.data_files import (
     describe_data,
     describe_pack,
     is_pack,
-    time_keeping,
-    time_kept,
+    time_cached,
     time_kernel,
     time_pack_images,
 )
@@ -123,18 +122,19 @@ def _try_parts(
     machine: MachineSummary,
 ) -> Tried:  # fmt: skip
     """Time our decoder on the script's files, and samples like its own in our cache."""
-    is_of_pack, shape = facts.get("class") == PACK_LOADER, find_images(facts.batch)
+    shape = find_images(facts.batch)
     size = None if shape is None else (shape.height, shape.width)
     kernel = images = None
     if data is not None and data.images:
         crops = any(crop in name for name in names for crop in CROPS)
         at_once = min(max(int(facts.get("num_workers") or 0), 1), max(int(machine.cores), 1))
         kernel = time_kernel(data.images, size, crops=crops, at_once=at_once)
-    if pack is not None and is_of_pack:
+    if facts.get("class") != PACK_LOADER:
+        kept_s, keeping_s = time_cached(facts.batch)
+        return Tried(kernel, kept_s=kept_s, keeping_s=keeping_s)
+    if pack is not None:
         images = time_pack_images(pack, size, str(facts.get("image") or ""))
-    if is_of_pack:
-        return Tried(kernel, images)
-    return Tried(kernel, images, kept_s=time_kept(facts.batch), keeping_s=time_keeping(facts.batch))
+    return Tried(kernel, images)
 
 
 def _find_pack(main: Process, facts: LoaderFacts) -> str | None:

@@ -114,10 +114,7 @@ def test_a_sample_tells_of_machine_and_processes(start: Any, tmp_path: Path) -> 
     sample = json.loads(json.dumps(taker.take(is_last=True)))
     assert "unread" not in sample
     (mine,) = [p for p in sample["processes"] if p["pid"] == process.pid]
-    assert mine["rss"] > mine["anonymous"] > 0
-    assert mine["affinity"] == sorted(os.sched_getaffinity(process.pid))
-    assert mine["threads"] == 1
-    assert mine["rchar"] > 0
+    assert mine["anonymous"] > 0
     assert len(sample["cpu"]["busy"]) == len(os.sched_getaffinity(0))
     assert sample["cpu"]["ours"] >= 0
     assert 0 < sample["memory"]["used"] <= sample["memory"]["total"]

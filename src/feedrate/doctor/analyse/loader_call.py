@@ -89,9 +89,8 @@ def find_call(m: Measured, others: Sequence[OtherLoader] = ()) -> LoaderCall | N
     data = m.machine.data
     if data is None or not data.images:
         return None
-    parts = list(m.samples.cost.parts) if m.samples.cost is not None else []
     on_gpu, place = m.training.is_on_gpu, data.place or Place(data.folder)
-    call = recognise_call(m.loader, place, parts=parts, on_gpu=on_gpu)
+    call = recognise_call(m.loader, place, parts=list(m.samples.cost.parts), on_gpu=on_gpu)
     if call is None:
         return None
     beside = [

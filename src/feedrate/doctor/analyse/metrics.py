@@ -165,8 +165,8 @@ class Tried:
     kernel: KernelTime | None = None
     images: PackImages | None = None  # of the pack that a feedrate.Loader reads
     trial: LoaderTrial | None = None  # of image files, by what a feedrate.Loader does
-    kept_s: float | None = None  # CPU of taking a sample like these from what feedrate.cached keeps
-    keeping_s: float | None = None  # the same of storing one, which the first epoch does
+    kept_s: float | None = None  # CPU time of taking a sample like these from feedrate.cached
+    keeping_s: float | None = None  # and of storing it there, as the first epoch does
     call: LoaderCall | None = None  # what the DataLoader becomes, where its samples are image files
 
 
@@ -232,7 +232,7 @@ class Samples:
 
     Attributes:
         per_batch: how many samples are in a batch.
-        cost, again: of one sample; of the same samples, taken again. Without it nothing costs anything here.
+        cost, again: of one sample; of the same samples, taken again.
         stages: of a feedrate.Loader.
         looks: at the stacks while samples were made.
         receive_cpu_s: of the training thread inside next().
@@ -243,8 +243,8 @@ class Samples:
     """
 
     per_batch: float
-    cost: SampleCost | None
-    again: SampleCost | None
+    cost: SampleCost
+    again: SampleCost
     stages: PackStages | None
     looks: Looks
     receive_cpu_s: float
@@ -267,33 +267,29 @@ class Samples:
     @property
     def transforming(self) -> Cost:
         """Return what the dataset's own code costs besides reading, decoding and collating."""
-        if self.cost is None:
-            return Cost()
         own = self._of("transform", "rest").plus(Cost(self.helpers_s, 0.0, 0.0))
         return own.minus(self._geometry) if self._is_decoded_first else own
 
     @property
     def read_blocked_s(self) -> float:
         """Return the waiting for storage: of reads, decoders, and the rest where it reads."""
-        reads = ("rest", "transform") if self.cost and self.cost.read_bytes > 0 else ()
+        reads = ("rest", "transform") if self.cost.read_bytes > 0 else ()
         return self._of("read", "decode").blocked_s + self._of(*reads).blocked_s
 
     @property
     def queue_share(self) -> float:
         """Return how much of a sample's time is spent ready to run, without a core."""
-        return 0.0 if self.cost is None else self.cost.total.queue_s / max(self.cost.total.wall_s, 1e-9)
+        return self.cost.total.queue_s / max(self.cost.total.wall_s, 1e-9)
 
     @property
     def are_cropped(self) -> bool:
         """Return whether samples are seen to be cropped."""
-        return self.cost is not None and any("crop" in name.lower() for _, name in self.cost.parts)
+        return any("crop" in name.lower() for _, name in self.cost.parts)
 
     @property
     def _geometry(self) -> Cost:
-        parts = {} if self.cost is None else self.cost.parts
-        return add_up(
-            cost for (kind, name), cost in parts.items() if kind == "transform" and name in DONE_BY_DECODER
-        )
+        parts = self.cost.parts.items()
+        return add_up(cost for (kind, name), cost in parts if kind == "transform" and name in DONE_BY_DECODER)
 
     @property
     def _is_decoded_first(self) -> bool:
@@ -301,7 +297,7 @@ class Samples:
         return self._of("decode").cpu_s > 0.5 * self._geometry.cpu_s
 
     def _of(self, *kinds: str) -> Cost:
-        return Cost() if self.cost is None else add_up(self.cost.kind(kind) for kind in kinds)
+        return add_up(self.cost.kind(kind) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,10 +404,10 @@ class Measured:
         By the run as it is, tried once more. On a GPU, or with much between the steps, or where samples wait
         for storage that may have come into memory since, that tells something else.
         """
-        again, cost = self.experiments.trials.get(self.loader.workers), self.samples.cost
+        again, cost = self.experiments.trials.get(self.loader.workers), self.samples.cost.total
         if again is None or self.training.is_on_gpu or self.loop.between_s > 0.05 * self.loop.step_s:
             return 1.0
-        if cost is not None and cost.total.blocked_s > 0.1 * cost.total.wall_s:
+        if cost.blocked_s > 0.1 * cost.wall_s:
             return 1.0
         return min(max(self.loop.own_s / again.seconds, 1 / _MOST_SLOWDOWN), _MOST_SLOWDOWN)
 
@@ -453,7 +449,7 @@ class Measured:
     def unseen_s(self) -> float:
         """Return what a drained batch takes beyond its making: pipes, locks, pinning."""
         cost, n = self.samples.cost, self.loop.samples_per_step
-        if cost is None or self.loader.workers == 0:
+        if not (cost.samples and self.loader.workers):
             return 0.0
         beside = self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
         # A worker that waits for a core, because others have them all, is still making its batch.
@@ -473,7 +469,7 @@ class Measured:
     def pipeline(self) -> Pipeline:
         """Return the run in the cost model's terms."""
         sample, per_batch, cpu = self.samples.cost, self.loop.samples_per_step, 0.0
-        if sample is not None:
+        if sample.samples:
             cpu = sample.total.cpu_s * per_batch + self.samples.feeder_cpu_s + self.samples.helpers_cpu_s
             blocked = sample.total.blocked_s * per_batch
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, median_low
 
@@ -57,21 +57,22 @@ def add_up(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class SampleCost:
-    """The cost of one sample of the training loader.
+    """The cost of one sample of the training loader; without `samples`, none was seen, and all is 0.
 
     Attributes:
         total: of one sample, the batch's collating included.
-        parts: by kind and name, e.g. ("decode", "PIL"); what no part covers is ("rest", "").
+        parts: by kind and name, e.g. ("decode", "PIL"); ("rest", "") is the time outside of all parts.
         read_bytes, device_bytes: per sample by system calls, and those that a block device had to give.
         major_faults: per sample.
+        samples: the number of samples that these are means of.
     """
 
-    total: Cost
-    parts: Mapping[tuple[str, str], Cost]
-    read_bytes: float
-    device_bytes: float
-    major_faults: float
-    samples: int
+    total: Cost = Cost()
+    parts: Mapping[tuple[str, str], Cost] = field(default_factory=dict)
+    read_bytes: float = 0.0
+    device_bytes: float = 0.0
+    major_faults: float = 0.0
+    samples: int = 0
 
     def kind(self, kind: str) -> Cost:
         return add_up(part for (k, _), part in self.parts.items() if k == kind)
@@ -96,8 +97,8 @@ def makers(recording: Recording, main: Process, loaders: Collection[str]) -> lis
 
 def measure_sample(
     processes: Sequence[Process], phase: int = layout.REAL, window: tuple[int, int] | None = None
-) -> SampleCost | None:
-    """Return the mean cost of a sample over the fetches that a window touches, or None without any."""
+) -> SampleCost:
+    """Return the mean cost of a sample over the fetches that a window touches."""
     total = np.zeros(3)
     parts: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
     samples = probed_samples = 0
@@ -126,7 +127,7 @@ def measure_sample(
         io += [io_list[column].sum() for column in ("a", "b", "c")]
         io_samples += probed if len(io_list) else 0
     if not samples:
-        return None
+        return SampleCost()
     costs = {key: _cost(value, max(probed_samples, 1)) for key, value in parts.items()}
     rest = _cost(total, samples)
     for cost in costs.values():
@@ -311,8 +312,6 @@ def estimate_sample(
         total=add_up(parts.values()),
         parts={key: cost for key, cost in parts.items() if cost.wall_s > 0},
         read_bytes=(stages.read_bytes + stages.fetched_bytes) / n,
-        device_bytes=0.0,
-        major_faults=0.0,
         samples=stages.samples,
     )
 

@@ -33,7 +33,6 @@ class HotPlace:
 
     Attributes:
         share: of all looks of that kind.
-        on_cpu: share of its looks in which the thread was computing, not waiting.
         is_python: the looks fall on many places of the function: it is interpreted, not one call in C.
         is_own: the user's code, which can be changed; else a library's, that none of it was on the stack of.
     """
@@ -41,7 +40,6 @@ class HotPlace:
     place: str
     function: str
     share: float
-    on_cpu: float
     is_python: bool
     source: str
     is_own: bool = True
@@ -55,7 +53,6 @@ class Looks:
     """
 
     count: int
-    on_cpu: float
     undrawn: float | None
     places: tuple[HotPlace, ...]
     lines: Mapping[str, float]  # file:line -> share
@@ -112,7 +109,6 @@ def count_looks(
     lines = Counter(look.place.partition("@")[0] for look in every)
     return Looks(
         len(every),
-        sum(bool(look.bits & layout.ON_CPU) for look in every) / len(every) if every else 0.0,
         undrawn / watched if watched >= _LEAST_WATCHED else None,
         tuple(_describe(key.partition(" ")[2], looks, len(every)) for key, looks in ranked),
         {line: count / len(every) for line, count in lines.items()},
@@ -132,7 +128,6 @@ def _describe(function: str, looks: Sequence[_Look], total: int) -> HotPlace:
         place=place,
         function=function,
         share=len(looks) / total,
-        on_cpu=sum(bool(look.bits & layout.ON_CPU) for look in looks) / len(looks),
         is_python=len(looks) >= _LEAST_WATCHED and _is_interpreted(looks),
         source=source_of(place),
         is_own=not is_library(place),

@@ -66,7 +66,7 @@ def _measure_samples(
 ) -> Samples:  # fmt: skip
     stages = sample.read_stages(main.facts_of("loader-stats"), loop.loader, loop.start_ns)
     if stages is not None:
-        cost: sample.SampleCost | None = _pack_sample(main, stages, loader.fact, machine)
+        cost = _pack_sample(main, stages, loader.fact, machine)
     else:
         cost = sample.measure_sample(made_by, window=(loop.start_ns, loop.end_ns))
     waits = main.of(layout.WAIT, phase=layout.REAL)
@@ -141,8 +141,8 @@ def _drop_disturbed(
 
     Where samples wait for storage, files that have come into memory since make the same difference.
     """
-    again, cost = experiments.trials.get(loader.workers), samples.cost
-    if again is None or (cost is not None and cost.total.blocked_s > 0.1 * cost.total.wall_s):
+    again, cost = experiments.trials.get(loader.workers), samples.cost.total
+    if again is None or cost.blocked_s > 0.1 * cost.wall_s:
         return experiments
     if max(loop.own_s / again.seconds, again.seconds / max(loop.own_s, 1e-9)) < _ANOTHER_MACHINE:
         return experiments

@@ -19,7 +19,7 @@ from feedrate.units import format_bytes
 def repeated_share(m: Measured) -> float | None:
     """Return the share of a sample's CPU work that every epoch repeats, collating left out; None: unknown."""
     sample = m.samples.cost
-    if sample is None or sample.total.cpu_s <= 0:
+    if sample.total.cpu_s <= 0:
         return None
     collate = sample.kind("collate").cpu_s / sample.total.cpu_s
     if m.experiments.is_repeatable:
@@ -37,12 +37,9 @@ _NOTICED = 1.1  # times as long
 
 def cache_in_memory(m: Measured) -> Remedy | None:
     """Samples kept in memory after the first epoch."""
-    sample, data, kept = m.samples.cost, m.machine.data, _keep(m)
+    data, (saved, changed) = m.machine.data, _keep(m)
     is_cached = str(m.loader.get("dataset")).startswith("feedrate.loader.cached.")
-    if sample is None or kept is None or m.loop.is_single_pass or is_cached:
-        return None
-    saved, changed = kept
-    if saved.wall_s < 0.05 * sample.total.wall_s:
+    if m.loop.is_single_pass or is_cached or saved.wall_s <= 0.05 * m.samples.cost.total.wall_s:
         return None
     decoded, limit = m.machine.decoded_bytes, m.machine.memory_limit_bytes
     note = "whether it fits is unknown: the size of a decoded sample or of the dataset is not known"
@@ -62,14 +59,12 @@ def cache_in_memory(m: Measured) -> Remedy | None:
     )  # fmt: skip
 
 
-def _keep(m: Measured) -> tuple[Cost, Changed] | None:
-    """Return what `feedrate.cached` saves of a sample, and what the run would be; None: no sample was seen.
+def _keep(m: Measured) -> tuple[Cost, Changed]:
+    """Return what `feedrate.cached` saves of a sample, and what the run would be.
 
     It keeps what the dataset returns, or with .map(augment) what there is before the first random number.
     """
     sample = m.samples.cost
-    if sample is None:
-        return None
     made = sample.total.minus(sample.kind("collate"))
     helped_s = m.samples.helpers_s
     undrawn = 1.0 if m.experiments.is_repeatable else m.samples.looks.undrawn
@@ -103,12 +98,12 @@ def _word_first_epoch(m: Measured) -> str:
 def read_from_memory(m: Measured) -> Remedy | None:
     """The page cache: what the second epoch gives by itself."""
     sample, again = m.samples.cost, m.samples.again
-    if sample is None or again is None or m.loop.is_single_pass:
+    if not again.samples or m.loop.is_single_pass:
         return None
     if m.experiments.drain is None or m.experiments.again is None:
         return None
     saved_s = sample.total.blocked_s - again.total.blocked_s
-    if saved_s < 0.1 * sample.total.wall_s:
+    if saved_s <= 0.1 * sample.total.wall_s:
         return None
     data, limit = m.machine.data, m.machine.memory_limit_bytes
     size = data.dataset_bytes if data is not None else None
@@ -128,8 +123,8 @@ def read_from_memory(m: Measured) -> Remedy | None:
 
 def preprocess_once(m: Measured) -> Remedy | None:
     """What is the same in every epoch, done once."""
-    sample, share, kept = m.samples.cost, repeated_share(m), _keep(m)
-    if sample is None or share is None or kept is None:
+    sample, share = m.samples.cost, repeated_share(m)
+    if share is None:
         return None
     # Decoded images alone are not worth storing: they are many times larger than their files. What was made
     # smaller, or computed, is.
@@ -145,7 +140,7 @@ def preprocess_once(m: Measured) -> Remedy | None:
     return make_remedy(
         m, "preprocess-once",
         f"do the part that is the same in every {when} once, and store its result",
-        kept[1],
+        _keep(m)[1],
         # What is no folder of images is kept as the dataset returns it.
         command=f"{data.pack_command} --map MODULE:FUNCTION --raw"
         if data is not None and is_images

@@ -133,8 +133,6 @@ def without_views(m: Measured) -> Pipeline:
 def find_unpacking(m: Measured) -> Evidence | None:
     """Reads that compute: what is stored compressed, in chunks of many samples, is unpacked for each one."""
     sample = m.samples.cost
-    if sample is None or not waits_for_data(m):
-        return None
     parts = [(name, cost) for (kind, name), cost in sample.parts.items() if kind == "read"]
     unpacked = [(name, cost) for name, cost in parts if name.partition(".")[0] in _UNPACKERS]
     cpu_s = sum(cost.cpu_s for _, cost in unpacked)
@@ -239,7 +237,7 @@ def clone_views(m: Measured) -> Remedy | None:
 def rechunk(m: Measured) -> Remedy | None:
     """Chunks of one sample; where they are that already, no filter."""
     sample, array = m.samples.cost, m.samples.chunked
-    if sample is None or array is None or array.chunks is None:
+    if not sample.samples or array is None or array.chunks is None:
         return None
     cpu_s = sample.parts.get(("read", "h5py"), Cost()).cpu_s
     is_shared = array.read_bytes >= _MANY_IN_A_CHUNK * array.sample_bytes
@@ -296,7 +294,7 @@ new.close()
 def index_batches(m: Measured) -> Remedy | None:
     """Small, cheap samples of which Python's part is the cost: rows of a table, taken one by one."""
     sample, n = m.samples.cost, m.loop.samples_per_step
-    if sample is None or m.loader.get("iterable") or m.loader.get("takes_batches") or n < _FEWEST_ROWS:
+    if m.loader.get("iterable") or m.loader.get("takes_batches") or n < _FEWEST_ROWS:
         return None
     is_small = 0 < m.loader.batch_bytes <= _SMALL_SAMPLE_BYTES * n and sample.total.cpu_s <= _CHEAP_SAMPLE_S
     made = sample.kind("read").plus(sample.kind("decode"))

@@ -167,7 +167,7 @@ def _make(
         share=round(share, 4),
         title=evidence.title or entry.title,
         cause=evidence.cause or entry.cause,
-        evidence=evidence.lines,
+        evidence=tuple(evidence.lines),
         numbers=evidence.numbers,
         remedies=tuple(sorted(cures, key=lambda remedy: -remedy.predicted_speedup)),
         explains=explains,
@@ -319,7 +319,7 @@ def _split(m: Measured) -> tuple[TimeShare, ...]:
 
 def _sample_parts(m: Measured) -> tuple[SamplePart, ...]:
     sample = m.samples.cost
-    if sample is None:
+    if not sample.samples:
         return ()
     handover_s = m.samples.feeder_cpu_s / max(m.loop.samples_per_step, 1)
     whole = sample.total.wall_s + handover_s or 1.0

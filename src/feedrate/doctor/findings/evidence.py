@@ -4,7 +4,7 @@ run would be with something changed, by the cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from feedrate.doctor.analyse.metrics import Measured
@@ -30,7 +30,7 @@ class Evidence:
     """
 
     share: float
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     numbers: Mapping[str, float | int | str | None] = field(default_factory=dict)
     cause: str = ""
     weight: float | None = None
@@ -79,13 +79,13 @@ def weigh(m: Measured, share: float) -> float:
 def of_loader(
     m: Measured,
     share: float,
-    lines: Iterable[str],
+    lines: Sequence[str],
     numbers: Mapping[str, float | int | str | None],
     cause: str = "",
     title: str = "",
 ) -> Evidence:
     """Return the evidence of a cause inside the loader."""
-    return Evidence(share, tuple(lines), numbers, cause, weigh(m, share), title)
+    return Evidence(share, lines, numbers, cause, weigh(m, share), title)
 
 
 def wait_words(m: Measured) -> str:

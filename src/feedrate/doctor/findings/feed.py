@@ -54,9 +54,7 @@ _READ_SMALL, _READ_LARGE = 0.25, 0.8  # of waiting for files, what ranges of a p
 def replace_loader(m: Measured) -> Remedy | None:
     """Predict `feedrate.Loader` on a pack in place of the DataLoader, from what was tried on these files."""
     sample, data, trial = m.samples.cost, m.machine.data, m.tried.trial
-    if sample is None or data is None or trial is None or m.loader.reads_pack:
-        return None
-    if sample.kind("decode").cpu_s <= 0:
+    if data is None or trial is None or m.loader.reads_pack or sample.kind("decode").cpu_s <= 0:
         return None
     if why := _why_not(m, sample):
         return Remedy(NAME, _TITLE, 1.0, 1.0, 1.0, note=why)

@@ -62,17 +62,14 @@ def find_starved_workers(m: Measured) -> Evidence | None:
         f"{workers} on {m.machine.cores:.0f} usable cores; {number} give {gain:.2f}x ({how})",
         wait_words(m),
     ]
-    if m.samples.cost is not None:
+    if m.samples.cost.samples:
         lines.append(f"a sample takes {format_seconds(m.samples.cost.total.wall_s)} to make")
     numbers = {"workers": m.loader.workers, "better_workers": number, "gain": round(gain, 3)}
     return of_loader(m, lost(m, gain), lines, numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
-    sample = m.samples.cost
-    if sample is None or not waits_for_data(m):
-        return None
-    decode = m.samples.decoding
+    sample, decode = m.samples.cost, m.samples.decoding
     share = share_of(m, Cost(decode.cpu_s))
     if share < WORTH_TELLING:
         return None
@@ -98,10 +95,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
-    sample = m.samples.cost
-    if sample is None or not waits_for_data(m):
-        return None
-    own = m.samples.transforming
+    sample, own = m.samples.cost, m.samples.transforming
     share = share_of(m, Cost(own.cpu_s))
     if share < WORTH_TELLING:
         return None
@@ -123,10 +117,7 @@ def word_place(place: HotPlace) -> str:
 
 
 def find_slow_storage(m: Measured) -> Evidence | None:
-    sample, data = m.samples.cost, m.machine.data
-    if sample is None or not waits_for_data(m):
-        return None
-    blocked_s = m.samples.read_blocked_s
+    sample, data, blocked_s = m.samples.cost, m.machine.data, m.samples.read_blocked_s
     share = share_of(m, Cost(blocked_s=blocked_s))
     if share < WORTH_TELLING:
         return None
@@ -165,9 +156,9 @@ def word_storage(m: Measured) -> str:
 def find_cold_cache(m: Measured) -> Evidence | None:
     """Local files that are simply not in memory yet."""
     sample, again, data = m.samples.cost, m.samples.again, m.machine.data
-    if sample is None or again is None or data is None or data.is_network or data.is_fuse:
+    if not again.samples or data is None or data.is_network or data.is_fuse:
         return None
-    if not waits_for_data(m) or sample.device_bytes <= 0.3 * sample.read_bytes:
+    if sample.device_bytes <= 0.3 * sample.read_bytes:
         return None
     cold_s, warm_s = m.samples.read_blocked_s, again.total.blocked_s
     if warm_s > 0.5 * cold_s:
@@ -200,7 +191,7 @@ def _word_disk(given: float, read: float) -> str:
 
 def find_slow_handover(m: Measured) -> Evidence | None:
     sample, freed = m.samples.cost, freeing_s(m)
-    if sample is None or (not waits_for_data(m) and freed < WORTH_TELLING * m.loop.step_s):
+    if not sample.samples or (not waits_for_data(m) and freed < WORTH_TELLING * m.loop.step_s):
         return None
     n, now = m.loop.samples_per_step, m.pipeline
     collate = sample.kind("collate")
@@ -236,7 +227,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
 
 
 def find_too_many_workers(m: Measured) -> Evidence | None:
-    if m.samples.cost is None or m.loader.workers <= m.machine.cores:
+    if not m.samples.cost.samples or m.loader.workers <= m.machine.cores:
         return None
     fewer = {n: tried_gain(m, n) for n in m.experiments.trials if n < m.loader.workers}
     best = max(fewer, key=lambda n: fewer[n], default=None)
@@ -252,7 +243,7 @@ def find_too_many_workers(m: Measured) -> Evidence | None:
 
 def find_pinned_workers(m: Measured) -> Evidence | None:
     allowed = m.loader.allowed_cores
-    if m.samples.cost is None or not allowed or not waits_for_data(m):
+    if not allowed or not waits_for_data(m):
         return None
     useful = min(m.loader.workers, int(m.machine.cores))
     queue = m.samples.queue_share
@@ -272,9 +263,7 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
 def find_repeated_work(m: Measured) -> Evidence | None:
     """Heavy preprocessing in compiled code that is the same every epoch; decoding alone is not meant."""
     sample, repeated_part = m.samples.cost, repeated_share(m)
-    if sample is None or repeated_part is None or repeated_part < 0.5 or not waits_for_data(m):
-        return None
-    if m.loop.is_single_pass:
+    if repeated_part is None or repeated_part < 0.5 or m.loop.is_single_pass:
         return None
     repeated = m.samples.transforming.cpu_s * min(repeated_part, 1.0)
     # A Python loop is slow because it is one: that is the transform's finding.
@@ -379,7 +368,7 @@ def unpin_workers(m: Measured) -> Remedy | None:
 
 def lighten_handover(m: Measured) -> Remedy | None:
     sample = m.samples.cost
-    if sample is None or m.loader.workers == 0 or m.loader.views is not None:  # of these, cloning helps
+    if not sample.samples or m.loader.workers == 0 or m.loader.views is not None:  # of these, cloning helps
         return None
     n, now = m.loop.samples_per_step, m.pipeline
     cost = sample.kind("collate").cpu_s * n + m.samples.feeder_cpu_s
@@ -401,11 +390,9 @@ def lighten_handover(m: Measured) -> Remedy | None:
 def decode_faster(m: Measured) -> Remedy | None:
     """Our kernel instead of the user's decoder, through a pack."""
     sample, data = m.samples.cost, m.machine.data
-    if sample is None or data is None or m.loader.reads_pack:
+    if data is None or m.loader.reads_pack or sample.kind("decode").cpu_s <= 0:
         return None
     timed, replaced_s = m.tried.kernel, _replaced_s(m)
-    if sample.kind("decode").cpu_s <= 0:
-        return None
     if timed is None or not timed.taken:
         return Remedy(
             "faster-decode", "decode with feedrate's kernel", 1.0, 1.0, 1.0,
@@ -431,7 +418,7 @@ def decode_faster(m: Measured) -> Remedy | None:
 def run_as_it_is(m: Measured) -> Remedy | None:
     """Our kernel under the script's own Pillow, by `feedrate run`: no line of it changes."""
     sample, timed = m.samples.cost, m.tried.kernel
-    if sample is None or timed is None or not timed.taken or m.loader.reads_pack:
+    if not sample.samples or timed is None or not timed.taken or m.loader.reads_pack:
         return None
     if sample.parts.get(_BY_PILLOW, Cost()).cpu_s < _MOSTLY_TAKEN * sample.kind("decode").cpu_s:
         return None  # cv2 and others read files by themselves
@@ -458,7 +445,7 @@ def _say_use(m: Measured, *, needs_depth: bool) -> str | None:
 def normalise_images(m: Measured) -> Remedy | None:
     """Images that our kernel does not take, stored once as what it takes."""
     timed, data = m.tried.kernel, m.machine.data
-    if m.samples.cost is None or data is None or timed is None or m.samples.cost.kind("decode").cpu_s <= 0:
+    if data is None or timed is None or m.samples.cost.kind("decode").cpu_s <= 0:
         return None
     if timed.taken_share > _MOSTLY_TAKEN or not timed.stored_cpu_s:
         return None
@@ -490,8 +477,6 @@ def _replaced_s(m: Measured) -> float:
     It gives images of Pillow, as the decoder did: making tensors of them stays.
     """
     sample, cost = m.samples.cost, m.samples.decoding
-    if sample is None:
-        return 0.0
     if cost.cpu_s > sample.kind("decode").cpu_s:
         for (kind, name), part in sample.parts.items():
             if kind == "transform" and name in _MAKING_TENSORS:
@@ -502,7 +487,7 @@ def _replaced_s(m: Measured) -> float:
 def pack_files(m: Measured) -> Remedy | None:
     """Few big files instead of many small ones: saves what opening and seeking cost, not the decoding."""
     sample, data = m.samples.cost, m.machine.data
-    if sample is None or data is None or m.loader.reads_pack:
+    if not sample.samples or data is None or m.loader.reads_pack:
         return None
     blocked_s = m.samples.read_blocked_s
     share = blocked_s / max(sample.total.wall_s, 1e-9)
@@ -524,10 +509,10 @@ def pack_files(m: Measured) -> Remedy | None:
 def stage_to_scratch(m: Measured) -> Remedy | None:
     """Copy the data, or the pack, to local scratch once: reads then cost what scratch gives."""
     sample, data, place, loader = m.samples.cost, m.machine.data, m.machine, m.loader
-    if sample is None or (loader.is_of_pack and (loader.get("scratch") or m.samples.stages is None)):
+    if loader.is_of_pack and (loader.get("scratch") or m.samples.stages is None):
         return None
     blocked_s = m.samples.read_blocked_s
-    if blocked_s < 0.05 * sample.total.wall_s:
+    if blocked_s <= 0.05 * sample.total.wall_s:
         return None
     if loader.is_of_pack and loader.get("remote"):
         return make_remedy(
@@ -551,13 +536,10 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
 
 def vectorise_transform(m: Measured) -> Remedy | None:
     """Array operations instead of a Python loop in the user's own code."""
-    sample = m.samples.cost
-    if sample is None:
-        return None
-    own = m.samples.transforming
+    sample, own = m.samples.cost, m.samples.transforming
     # What is one call into a library already has nothing to gain from array operations.
     hot = next((p for p in m.samples.looks.own if p.is_python or is_in_loop(p.place)), None)
-    if hot is None or hot.share < 0.2 or own.cpu_s < 0.05 * sample.total.wall_s:
+    if hot is None or hot.share < 0.2 or own.cpu_s <= 0.05 * sample.total.wall_s:
         return None
     # The looks say how much of the sample's time falls on that function; a loop that has most of them is most
     # of what no named part explains.

@@ -71,7 +71,7 @@ def find_epoch_pause(m: Measured) -> Evidence | None:
         is_kept = m.loader.get("persistent_workers") and not m.loader.is_made_anew
         kept = f"{'is' if workers == 1 else 'are'} {'kept' if is_kept else 'started anew'} for each epoch"
         lines.append(f"{format_count(workers, 'worker')} {kept} ({m.loader.get('context') or 'fork'})")
-    return Evidence(share, tuple(lines), {"epochs": m.loop.epochs, "pause_s": each})
+    return Evidence(share, lines, {"epochs": m.loop.epochs, "pause_s": each})
 
 
 def find_writing(m: Measured) -> Evidence | None:
@@ -83,7 +83,7 @@ def find_writing(m: Measured) -> Evidence | None:
     if m.loop.place_of("write"):
         lines.append(m.loop.place_of("write"))
     lines += [word_place(place) for place in m.training.looks_loop.own[:1]]
-    return Evidence(share, tuple(lines), {"write_s": seconds})
+    return Evidence(share, lines, {"write_s": seconds})
 
 
 def find_syncs(m: Measured) -> Evidence | None:
@@ -143,13 +143,13 @@ def find_slow_loop(m: Measured) -> Evidence | None:
     ]
     numbers = {"own_s": own, "launching_s": launching}
     if launching < own:
-        return Evidence(share, tuple(lines), numbers)
+        return Evidence(share, lines, numbers)
     given = m.loop.computing_s / m.loop.step_s
     busy = f"the GPU is at work {m.machine.gpu_utilisation or 0.0:.0%} of the time"
     lines.insert(0, f"{busy}, giving it that work takes {given:.0%}")
     if m.loop.place_of("forward"):
         lines.insert(1, f"most of it goes into {m.loop.place_of('forward')}")
-    return Evidence(share, tuple(lines), numbers, cause=_LAUNCHING, title=_TOO_SLOW)
+    return Evidence(share, lines, numbers, cause=_LAUNCHING, title=_TOO_SLOW)
 
 
 def find_slow_rank(m: Measured) -> Evidence | None:
@@ -190,7 +190,7 @@ def find_busy_device(m: Measured) -> Evidence | None:
         lines.append(
             f"{before:.0%} of the device's time goes into work before the forward pass, which cores could do"
         )
-    return Evidence(share, tuple(lines), {"device_s": m.device_s, "step_s": m.loop.step_s})
+    return Evidence(share, lines, {"device_s": m.device_s, "step_s": m.loop.step_s})
 
 
 RARELY = 0.05  # of what is done too often, what stays

@@ -76,7 +76,7 @@ def _find_company_on_cores(m: Measured) -> Evidence | None:
     lines = [
         f"other processes use {m.machine.cores_others:.1f} of {m.machine.cores:.0f} cores{who}{machines}"
     ]
-    if m.samples.cost is not None:
+    if m.samples.cost.samples:
         lines.append(f"a sample spends {m.samples.queue_share:.0%} of its time waiting for a core")
     if m.training.queue_share >= WORTH_TELLING:
         queued = f"{m.training.queue_share:.0%} of their time"
@@ -86,7 +86,7 @@ def _find_company_on_cores(m: Measured) -> Evidence | None:
     numbers = {"cores_others": round(m.machine.cores_others, 2), "cores": m.machine.cores}
     if machines:
         numbers["steal_cores"] = round(stolen, 2)
-    return Evidence(share, tuple(lines), numbers, weight=weight)
+    return Evidence(share, lines, numbers, weight=weight)
 
 
 def _weigh(share: float, lost: float) -> float:
@@ -126,12 +126,13 @@ def find_short_memory(m: Measured) -> Evidence | None:
         lines.append(f"{grown}: the limit is {growth.steps_to_limit:,.0f} steps away ({in_time})")
         if limit and used and used > 0.5 * limit and growth.steps_to_limit < _NEAR_STEPS:
             weight = WORTH_A_VERDICT
-    if is_short and m.samples.cost is not None and m.samples.cost.major_faults > 0.5:
-        faulting = m.samples.cost.total.blocked_s / max(m.samples.cost.total.wall_s, 1e-9)
+    cost = m.samples.cost
+    if is_short and cost.major_faults > 0.5:
+        faulting = cost.total.blocked_s / max(cost.total.wall_s, 1e-9)
         share = max(share, min(faulting, m.loop.exposed_share + m.slowed_share))
     numbers = {"used_bytes": used, "limit_bytes": limit, "major_faults_per_s": around.major_faults_per_s}
     title, cause = ("", "") if is_short else ("Memory fills up step by step", _GROWING)
-    return Evidence(share, tuple(lines), numbers, cause, max(share, weight), title)
+    return Evidence(share, lines, numbers, cause, max(share, weight), title)
 
 
 def is_shm_error(error: str) -> bool:
@@ -153,7 +154,7 @@ def find_small_shm(m: Measured) -> Evidence | None:
         lines.append(f"the run ended with: {error[:120]}")
     # While it lives, the run loses no time to it.
     numbers = {"needed_bytes": needed, "shm_bytes": size}
-    return Evidence(0.9 if died else 0.0, tuple(lines), numbers, weight=0.9 if died else WORTH_TELLING)
+    return Evidence(0.9 if died else 0.0, lines, numbers, weight=0.9 if died else WORTH_TELLING)
 
 
 def find_unused_gpu(m: Measured) -> Evidence | None:
@@ -174,7 +175,7 @@ def find_unused_gpu(m: Measured) -> Evidence | None:
     computing = m.loop.computing_s / m.loop.step_s
     if computing < WORTH_TELLING:
         return None
-    return Evidence(min(computing, 1.0), tuple(lines), {"gpus": m.machine.gpus})
+    return Evidence(min(computing, 1.0), lines, {"gpus": m.machine.gpus})
 
 
 _GPU_IN_CORES = 200.0  # some 10 TFLOP/s in training against 50 GFLOP/s of a core, both single precision
@@ -193,7 +194,7 @@ def stop_others(m: Measured) -> Remedy | None:
 
 
 def use_less_memory(m: Measured) -> Remedy | None:
-    if m.samples.cost is None or not m.machine.memory_limit_bytes or m.samples.cost.major_faults < 0.5:
+    if not m.machine.memory_limit_bytes or m.samples.cost.major_faults < 0.5:
         return None
     title = "use less memory, or ask for more (--mem)"
     return make_remedy(m, "use-less-memory", title, change(m, fetch_blocked_s=0.0))

@@ -28,7 +28,7 @@ MANY_BY_PILLOW = 0.05  # of the images: from here on it is worth a word
 
 def find_slow_storage(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
-    if sample is None or stages is None or not waits_for_data(m):
+    if stages is None:
         return None
     blocked_s = m.samples.read_blocked_s
     share = share_of(m, Cost(blocked_s=blocked_s))
@@ -53,8 +53,8 @@ def find_slow_storage(m: Measured) -> Evidence | None:
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
-    sample, stages = m.samples.cost, m.samples.stages
-    if sample is None or stages is None or not waits_for_data(m):
+    stages = m.samples.stages
+    if stages is None:
         return None
     decode = m.samples.decoding
     share = share_of(m, Cost(decode.cpu_s))
@@ -77,7 +77,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
     sample, stages = m.samples.cost, m.samples.stages
-    if sample is None or stages is None or not waits_for_data(m):
+    if stages is None:
         return None
     own = m.samples.transforming.plus(sample.kind("collate"))
     share = share_of(m, own)

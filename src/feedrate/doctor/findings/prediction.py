@@ -29,7 +29,7 @@ def next_bottleneck(m: Measured, then: Pipeline, decode_s: float | None = None) 
         parts = {code: m.loop.per_step(name) for name, code in _BETWEEN.items()}
         return max(parts, key=lambda code: parts[code])
     sample = m.samples.cost
-    if sample is None:
+    if not sample.samples:
         return "workers-starved"
     costs = {
         "storage-bound": then.fetch_blocked_s,

@@ -33,7 +33,6 @@ from feedrate.machine.process import (
     ProcessStat,
     is_alive,
     read_anonymous,
-    read_io,
     read_rollup,
     read_shared_memory,
     read_stat,
@@ -62,29 +61,19 @@ class ProcessMeter:
         self._free_at_s = 0.0
 
     def read(self, members: dict[int, ProcessStat]) -> list[Reading]:
-        alive = [stat for stat in members.values() if not stat.is_over]
-        readings = {(stat.pid, stat.start): self._read_one(stat) for stat in alive}
-        self._add_rollups(readings)
+        readings: dict[tuple[int, int], Reading] = {
+            (stat.pid, stat.start): {
+                "pid": stat.pid, "start": stat.start, "parent": stat.parent, "cpu_s": round(stat.cpu_s, 2),
+                "anonymous": read_anonymous(stat.pid),
+            }
+            for stat in members.values()
+            if not stat.is_over
+        }  # fmt: skip
+        self._add_private(readings)
         return list(readings.values())
 
-    def _read_one(self, stat: ProcessStat) -> Reading:
-        reading: Reading = {
-            "pid": stat.pid, "start": stat.start, "parent": stat.parent, "name": stat.name,
-            "state": stat.state, "cpu_s": round(stat.cpu_s, 2), "rss": stat.rss_bytes,
-            "anonymous": read_anonymous(stat.pid), "major_faults": stat.major_faults,
-            "threads": stat.threads, "core": stat.core,
-        }  # fmt: skip
-        io = read_io(stat.pid)
-        if io is not None:
-            reading |= {name: io.get(name) for name in ("read_bytes", "rchar", "wchar", "write_bytes")}
-        try:
-            reading["affinity"] = sorted(os.sched_getaffinity(stat.pid))
-        except OSError:
-            reading["affinity"] = None
-        return reading
-
-    def _add_rollups(self, readings: dict[tuple[int, int], Reading]) -> None:
-        """Add private and proportional memory to some of the readings, those asked longest ago first.
+    def _add_private(self, readings: dict[tuple[int, int], Reading]) -> None:
+        """Add the private memory to some of the readings, those asked longest ago first.
 
         The kernel walks all pages of a process for it: as many are asked as cost little.
         """
@@ -98,7 +87,7 @@ class ProcessMeter:
             self._asked[key] = now
             self._free_at_s = max(self._free_at_s, now - 1.0) + (time.thread_time() - began) / _ROLLUP_SHARE
             if found is not None:
-                readings[key]["pss"], readings[key]["private"] = found
+                _, readings[key]["private"] = found
 
 
 class GpuMeter:
@@ -136,16 +125,15 @@ class GpuMeter:
                 "memory_used": gpu.memory_used_bytes,
                 "memory": gpu.memory_bytes, "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w,
                 "to_device_per_s": gpu.pcie_to_device_bytes_per_s,
-                "from_device_per_s": gpu.pcie_from_device_bytes_per_s,
             }
             for gpu in gpus
         ]  # fmt: skip
 
     def read_processes(self, members: set[int]) -> list[Reading]:
-        """Return who else holds memory; called once before the command starts and once after it ended."""
+        """Return the other processes that hold memory: before the command starts, and after its end."""
         found = [process for process in self._reader.read_processes() if process.pid not in members]
         self._others |= {process.pid for process in found}
-        return [{"gpu": p.gpu, "pid": p.pid, "memory": p.memory_bytes} for p in found]
+        return [{"gpu": p.gpu, "pid": p.pid} for p in found]
 
     def _read_others(self) -> dict[int, float]:
         """Return what those who were there before the command have of each GPU; nobody: nothing is asked.
