@@ -13,7 +13,8 @@ from feedrate.doctor.analyse.data_files import (
     describe_data,
     describe_pack,
     is_pack,
-    time_cached,
+    time_keeping,
+    time_kept,
     time_kernel,
     time_pack_images,
 )
@@ -130,8 +131,7 @@ def _try_parts(
         at_once = min(max(int(facts.get("num_workers") or 0), 1), max(int(machine.cores), 1))
         kernel = time_kernel(data.images, size, crops=crops, at_once=at_once)
     if facts.get("class") != PACK_LOADER:
-        kept_s, keeping_s = time_cached(facts.batch)
-        return Tried(kernel, kept_s=kept_s, keeping_s=keeping_s)
+        return Tried(kernel, kept_s=time_kept(facts.batch), keeping_s=time_keeping(facts.batch))
     if pack is not None:
         images = time_pack_images(pack, size, str(facts.get("image") or ""))
     return Tried(kernel, images)

@@ -48,7 +48,7 @@ _ENOUGH_S = 2.0  # of timing one kind of files
 _LONGEST_S = 0.5  # an image; of those that take longer one is tried
 _CROPPED = 0.54  # of an image's area: RandomResizedCrop's mean
 _MOST_KEPT_BYTES = 64 << 20  # of samples that are made up to be kept
-_CACHES, _COPIES = 3, 7  # caches that are tried, and copies of the samples in each
+_COPIES = 20
 _PASSES, _BATCH = 6, 8  # over those that our decoder takes, and images in a call of it
 _LOADER_PASSES, _LOADER_ENOUGH_S = 2, 0.2  # of timing a Loader
 _CACHE_BYTES = 1 << 29
@@ -325,37 +325,50 @@ def _middle_box(width: int, height: int, share: float) -> tuple[int, int, int, i
     return left, top, left + w, top + h
 
 
+def time_kept(batch: Mapping[str, object]) -> float | None:
+    """Return the CPU time of taking a sample from what `feedrate.cached` keeps, by made-up ones of its size.
+
+    None: the batch holds no tensors, or it cannot be tried here.
+    """
+    tried = _try_cached(batch, lambda samples, take: _time_copies(take) - _time_copies(lambda: samples))
+    return max(tried[0], 0.0) if tried else None
+
+
+def time_keeping(batch: Mapping[str, object]) -> float | None:
+    """Return the CPU time of storing a sample in what `feedrate.cached` keeps, tried in the same way."""
+    seconds = _try_cached(batch, lambda _, take: cpu_s(take), times=3)
+    return median(seconds) if seconds else None
+
+
 _Samples = Sequence[tuple[U8, ...]]
 
 
-def time_cached(batch: Mapping[str, object]) -> tuple[float | None, float | None]:
-    """Return the CPU time of taking a sample from a `feedrate.cached` dataset, and of storing it there.
-
-    Made-up samples of the batch's sizes are timed. None: the batch holds no tensors, or this fails here.
-    """
-    unknown = None, None
+def _try_cached(
+    batch: Mapping[str, object],
+    measure: Callable[[_Samples, Callable[[], _Samples]], float],
+    times: int = 1,
+) -> list[float]:
+    """Return what was measured, per sample, of some of a batch's size and of taking them from a new cache."""
     count, tensors = batch.get("samples"), batch.get("tensors")
     if not isinstance(count, int) or not isinstance(tensors, list) or count < 1:
-        return unknown
+        return []
     sizes = [int(tensor.get("bytes") or 0) // count for tensor in tensors]
     if not 0 < sum(sizes) <= _MOST_KEPT_BYTES:
-        return unknown
-    made = range(min(_BATCH, _MOST_KEPT_BYTES // sum(sizes)))
+        return []
+    seconds, made = [], range(min(_BATCH, _MOST_KEPT_BYTES // sum(sizes)))
     samples = [tuple(np.zeros(size, np.uint8) for size in sizes) for _ in made]
-    copying_s, taking_s, storing_s = _time_copies(lambda: samples), [], []
-    try:
-        for _ in range(_CACHES):
-            with contextlib.closing(cached(samples, ram=4 * _MOST_KEPT_BYTES)) as kept:
-                take = functools.partial(kept.__getitems__, made)
-                storing_s.append(cpu_s(take) / len(made))
-                taking_s.append(max(_time_copies(take) - copying_s, 0.0) / len(made))
-    except (FeedrateError, OSError):
-        return unknown
-    return median(taking_s), median(storing_s)
+    for _ in range(times):
+        with (
+            contextlib.suppress(FeedrateError, OSError),
+            contextlib.closing(cached(samples, ram=4 * _MOST_KEPT_BYTES)) as kept,
+        ):
+            seconds.append(measure(samples, functools.partial(kept.__getitems__, made)) / len(made))
+    return seconds
 
 
 def _time_copies(take: Callable[[], _Samples]) -> float:
-    """Return the CPU time of taking some samples and copying each: mapped memory costs when it is read."""
+    """Return the CPU time of taking some samples and copying each, as collating does: memory that is mapped
+    costs when it is read."""
     into = [np.empty_like(part) for part in take()[0]]
 
     def copy() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.sample import Cost
-from feedrate.doctor.findings.prediction import Changed, make_remedy, save
+from feedrate.doctor.findings.evidence import Changed, make_remedy, predict_saving
 from feedrate.doctor.results import Remedy
 from feedrate.format.fields import IMAGE_SUFFIXES
 from feedrate.format.manifest import FILE_NAME
@@ -82,7 +82,7 @@ def _keep(m: Measured) -> tuple[Cost, Changed]:
     reading_s = m.tried.kept_s
     if reading_s is None:
         reading_s = _FOUND_S + m.loader.batch_bytes / max(m.loop.samples_per_step, 1e-9) / _READ_BYTES_PER_S
-    return saved, save(m, saved.cpu_s - reading_s, saved.blocked_s)
+    return saved, predict_saving(m, saved.cpu_s - reading_s, saved.blocked_s)
 
 
 def _word_first_epoch(m: Measured) -> str:
@@ -117,7 +117,7 @@ def read_from_memory(m: Measured) -> Remedy | None:
         command = f"feedrate stage {data.source_word} --warm"  # which takes packs
     return make_remedy(
         m, "warm-page-cache", "read the files once before training, so that they come from memory",
-        save(m, blocked_s=saved_s), note=note, command=command,
+        predict_saving(m, blocked_s=saved_s), note=note, command=command,
     )  # fmt: skip
 
 

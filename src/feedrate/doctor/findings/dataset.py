@@ -10,14 +10,19 @@ from feedrate.doctor.analyse.sample import ChunkedArray, Cost
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
-    lost,
-    of_loader,
+    lost_share,
+    make_evidence,
+    make_remedy,
+    predict_pipeline,
+    predict_saving,
+    predict_times,
+    saved_by,
     share_of,
+    shortened,
     wait_words,
     waits_for_data,
     weigh,
 )
-from feedrate.doctor.findings.prediction import become, change, make_remedy, save, saved_by, shortened
 from feedrate.doctor.findings.step_parts import freeing_s
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Pipeline, around
@@ -69,7 +74,7 @@ def find_idle_workers(m: Measured) -> Evidence | None:
     working = loader.workers - idle
     if not idle or working < 1:
         return None
-    share = lost(m, m.pipeline.gain_of(with_all_workers(m))) if waits_for_data(m) else 0.0
+    share = lost_share(m, m.pipeline.gain_of(with_all_workers(m))) if waits_for_data(m) else 0.0
     count = loader.idle.shards
     shards = "" if count is None else f"; the dataset has {format_count(count, 'shard')}"
     empty = "is empty, or less than a batch (drop_last)" if loader.get("drop_last") else "is empty"
@@ -93,7 +98,7 @@ def find_large_views(m: Measured) -> Evidence | None:
     views = m.loader.views
     if views is None or not has_large_views(m):
         return None
-    in_loader = lost(m, m.pipeline.gain_of(without_views(m))) if waits_for_data(m) else 0.0
+    in_loader = lost_share(m, m.pipeline.gain_of(without_views(m))) if waits_for_data(m) else 0.0
     freed = freeing_s(m) / m.loop.step_s
     share = min(in_loader + freed, 1.0)
     if share < WORTH_TELLING:
@@ -161,7 +166,7 @@ def find_unpacking(m: Measured) -> Evidence | None:
         for hot in m.samples.looks.own[:1]
     ]
     numbers = {"read_cpu_s": cpu_s, "sample_s": sample.total.wall_s}
-    return of_loader(m, share, [*lines, wait_words(m)], numbers)
+    return make_evidence(m, share, [*lines, wait_words(m)], numbers)
 
 
 def find_slow_start(m: Measured) -> Evidence | None:
@@ -213,7 +218,7 @@ def feed_all_workers(m: Measured) -> Remedy | None:
         return None
     return make_remedy(
         m, "more-shards", f"divide the data into {workers} shards or more, so that every worker has some",
-        become(m, with_all_workers(m)),
+        predict_pipeline(m, with_all_workers(m)),
         change=f"{workers} shards or more, or DataLoader(..., num_workers={working})",
         note=f"num_workers={working} is as fast as now, with {idle} fewer to start",
     )  # fmt: skip
@@ -229,7 +234,7 @@ def clone_views(m: Measured) -> Remedy | None:
     used, copied = format_bytes(views.used_bytes), format_bytes(views.copied_bytes)
     return make_remedy(
         m, "clone-views", f"hand over copies of the parts in use: {used} a batch instead of {copied}",
-        become(m, then),
+        predict_pipeline(m, then),
         change="return part.clone() in the dataset, where part is a slice of a larger tensor",
     )  # fmt: skip
 
@@ -254,7 +259,7 @@ def rechunk(m: Measured) -> Remedy | None:
     word = kept if kept is None or kept.isdigit() else f'"{kept}"'
     options = f"chunks={(array.rows, *array.shape[1:])}, compression={word}"
     return make_remedy(
-        m, "rechunk", title, save(m, max(cpu_s - then_s, 0.0)),
+        m, "rechunk", title, predict_saving(m, max(cpu_s - then_s, 0.0)),
         change=f'create_dataset("{array.array}", ..., {options})', note=note, code=_rewrite(array, options),
     )  # fmt: skip
 
@@ -303,7 +308,7 @@ def index_batches(m: Measured) -> Remedy | None:
     if not (is_small and is_python and waits_for_data(m)) or m.experiments.is_repeatable is False:
         return None
     then_s = m.samples.feeder_cpu_s + _INDEXED_S + m.loader.batch_bytes / _INDEXED_BYTES_PER_S
-    prediction, then = change(m, fetch_cpu_s=min(m.pipeline.fetch_cpu_s, then_s))
+    prediction, then = predict_times(m, fetch_cpu_s=min(m.pipeline.fetch_cpu_s, then_s))
     if prediction.speedup < _WORTH_AN_EDIT:
         return None
     return make_remedy(

@@ -13,7 +13,7 @@ from feedrate.doctor.analyse.loader_call import add_code
 from feedrate.doctor.analyse.machine_summary import DataFiles
 from feedrate.doctor.analyse.metrics import DONE_BY_DECODER, Measured
 from feedrate.doctor.analyse.sample import SampleCost
-from feedrate.doctor.findings.prediction import make_remedy
+from feedrate.doctor.findings.evidence import make_remedy
 from feedrate.doctor.findings.step_parts import copying_s
 from feedrate.doctor.results import Remedy
 from feedrate.loader.image import RandomResizedCrop

@@ -14,20 +14,18 @@ from feedrate.doctor.findings.evidence import (
     VECTORISED,
     WORTH_TELLING,
     Evidence,
-    lost,
-    of_loader,
+    lost_share,
+    make_evidence,
+    make_remedy,
+    predict_pipeline,
+    predict_saving,
+    predict_times,
+    saved_by,
     share_of,
+    tried_gain,
     wait_words,
     waits_for_data,
     weigh,
-)
-from feedrate.doctor.findings.prediction import (
-    become,
-    change,
-    make_remedy,
-    save,
-    saved_by,
-    tried_gain,
 )
 from feedrate.doctor.findings.step_parts import freeing_s
 from feedrate.doctor.results import GAIN_WORTH_NAMING, RUN, Remedy
@@ -65,7 +63,7 @@ def find_starved_workers(m: Measured) -> Evidence | None:
     if m.samples.cost.samples:
         lines.append(f"a sample takes {format_seconds(m.samples.cost.total.wall_s)} to make")
     numbers = {"workers": m.loader.workers, "better_workers": number, "gain": round(gain, 3)}
-    return of_loader(m, lost(m, gain), lines, numbers)
+    return make_evidence(m, lost_share(m, gain), lines, numbers)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
@@ -91,7 +89,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     )
     if m.loader.reads_pack:
         cause = "feedrate decodes the pack's images in the DataLoader's workers, on the CPU."
-    return of_loader(m, share, lines, numbers, cause)
+    return make_evidence(m, share, lines, numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
@@ -107,7 +105,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
     if largest := sample.largest("transform"):
         lines.append(f"largest named transform: {largest}")
     lines.append(wait_words(m))
-    return of_loader(m, share, lines, {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
+    return make_evidence(m, share, lines, {"transform_cpu_s": own.cpu_s, "sample_s": sample.total.wall_s})
 
 
 def word_place(place: HotPlace) -> str:
@@ -135,7 +133,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         "read_bytes": sample.read_bytes,
         "kind": data.kind if data else None,
     }
-    return of_loader(m, share, lines, numbers, f"Reading is slow: {why}.")
+    return make_evidence(m, share, lines, numbers, f"Reading is slow: {why}.")
 
 
 def word_storage(m: Measured) -> str:
@@ -175,7 +173,7 @@ def find_cold_cache(m: Measured) -> Evidence | None:
         _word_disk(sample.device_bytes, sample.read_bytes),
         word_storage(m),
     )
-    return of_loader(m, share, lines, {"cold_s": cold_s, "warm_s": warm_s})
+    return make_evidence(m, share, lines, {"cold_s": cold_s, "warm_s": warm_s})
 
 
 def _word_disk(given: float, read: float) -> str:
@@ -200,7 +198,7 @@ def find_slow_handover(m: Measured) -> Evidence | None:
         fetch_blocked_s=max(now.fetch_blocked_s - collate.blocked_s * n, 0.0),
         handover_s=0.0,
     )
-    in_loader = lost(m, now.gain_of(then))
+    in_loader = lost_share(m, now.gain_of(then))
     share = min(in_loader + freed / m.loop.step_s, 1.0)
     if share < WORTH_TELLING:
         return None
@@ -257,7 +255,7 @@ def find_pinned_workers(m: Measured) -> Evidence | None:
         wait_words(m),
     )
     numbers = {"cores": len(allowed), "usable_cores": m.machine.cores}
-    return of_loader(m, lost(m, useful / len(allowed)), lines, numbers)
+    return make_evidence(m, lost_share(m, useful / len(allowed)), lines, numbers)
 
 
 def find_repeated_work(m: Measured) -> Evidence | None:
@@ -281,7 +279,7 @@ def find_repeated_work(m: Measured) -> Evidence | None:
         *(word_place(place) for place in m.samples.looks.own[:1]),
         wait_words(m),
     ]
-    return of_loader(m, share, lines, {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
+    return make_evidence(m, share, lines, {"repeated_cpu_s": repeated, "sample_s": sample.total.wall_s})
 
 
 _WRITTEN_BYTES_PER_S = 2.5e9  # floats made of bytes, on one core
@@ -306,7 +304,7 @@ def change_workers(m: Measured) -> Remedy | None:
         n = best_workers(m.pipeline, m.most_workers, m.each_worker)
         if m.loader.workers == n or m.loader.idle.count:  # those that are there have no data
             return None
-    prediction, then = become(m, m.pipeline.with_(workers=n * m.each_worker))
+    prediction, then = predict_pipeline(m, m.pipeline.with_(workers=n * m.each_worker))
     if n in tried:
         prediction = tried[n]  # the better witness
     elif tried and prediction.speedup > GAIN_WORTH_NAMING:
@@ -361,7 +359,7 @@ def unpin_workers(m: Measured) -> Remedy | None:
     now = m.pipeline.with_(cores=float(allowed))
     return make_remedy(
         m, "unpin-workers", f"let the workers run on all {m.machine.cores:.0f} cores instead of {allowed}",
-        become(m, now.with_(cores=m.pipeline.cores), now),
+        predict_pipeline(m, now.with_(cores=m.pipeline.cores), now),
         change="remove the sched_setaffinity or taskset, or ask the scheduler for --cpus-per-task",
     )  # fmt: skip
 
@@ -383,7 +381,9 @@ def lighten_handover(m: Measured) -> Remedy | None:
         kept, title = 0.25, "hand over uint8 and make floats of it in the training process"
     else:
         return None
-    changed = change(m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept)
+    changed = predict_times(
+        m, fetch_cpu_s=now.fetch_cpu_s - (1 - kept) * cost, handover_s=now.handover_s * kept
+    )
     return make_remedy(m, "lighter-handover", title, changed)
 
 
@@ -405,7 +405,7 @@ def decode_faster(m: Measured) -> Remedy | None:
     part = "only what the crop needs" if m.samples.are_cropped else "them"
     return make_remedy(
         m, "faster-decode", f"pack the images and let feedrate decode {part}",
-        save(m, replaced_s - ours_s), decode_s=ours_s, command=data.pack_command,
+        predict_saving(m, replaced_s - ours_s), decode_s=ours_s, command=data.pack_command,
         change=_say_use(m, needs_depth=timed.deep > 0),
         note=_warn_of_more(m) + (
             f"{timed.left_words}, which Pillow goes on decoding" if timed.left else
@@ -426,7 +426,7 @@ def run_as_it_is(m: Measured) -> Remedy | None:
     ours_s = replaced_s * (1 - timed.taken_share) + timed.cpu_s_per_image * timed.taken / timed.tried
     return make_remedy(
         m, RUN, "start it by feedrate run: the same batches to the last bit, nothing edited",
-        save(m, replaced_s - ours_s), decode_s=ours_s, command=RUN_COMMAND,
+        predict_saving(m, replaced_s - ours_s), decode_s=ours_s, command=RUN_COMMAND,
         note="from the second epoch on; in the first about half of that",
     )  # fmt: skip
 
@@ -458,7 +458,7 @@ def normalise_images(m: Measured) -> Remedy | None:
         "pack 8-bit pixels that your function makes"
         if is_mapped
         else "pack the images as baseline JPEGs for feedrate's decoder",
-        save(m, _replaced_s(m) - ours_s), decode_s=ours_s,
+        predict_saving(m, _replaced_s(m) - ours_s), decode_s=ours_s,
         command=f"{data.pack_command} {timed.stored_by}",
         change=_say_use(m, needs_depth=timed.deep > 0 and not is_mapped),
         note=_warn_of_more(m) + ("it chooses what becomes of more than 8 bits" if is_mapped else note),
@@ -502,7 +502,7 @@ def pack_files(m: Measured) -> Remedy | None:
     kept = 0.25 if data.mean_bytes < 1e6 else 0.8
     return make_remedy(
         m, "pack", f"pack files of {format_bytes(data.mean_bytes)} into a few big ones",
-        save(m, blocked_s=blocked_s * (1 - kept)), command=data.pack_command,
+        predict_saving(m, blocked_s=blocked_s * (1 - kept)), command=data.pack_command,
     )  # fmt: skip
 
 
@@ -517,7 +517,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
     if loader.is_of_pack and loader.get("remote"):
         return make_remedy(
             m, "stage", "copy the pack to a disk of this machine while it is read",
-            save(m, blocked_s=blocked_s),
+            predict_saving(m, blocked_s=blocked_s),
             change='Loader(..., scratch="auto")', note="from the second epoch on",
         )  # fmt: skip
     if data is None or place.scratch is None or place.scratch_bytes_per_s is None:
@@ -529,7 +529,7 @@ def stage_to_scratch(m: Measured) -> Remedy | None:
         what, edit = "pack", f'Loader(..., scratch="{place.scratch}")'
     return make_remedy(
         m, "stage", f"copy the {what} to {place.scratch} once, and read it there",
-        save(m, blocked_s=saved_s),
+        predict_saving(m, blocked_s=saved_s),
         command=f"feedrate stage {data.source_word} --scratch {shlex.quote(place.scratch)}", change=edit,
     )  # fmt: skip
 
@@ -547,4 +547,4 @@ def vectorise_transform(m: Measured) -> Remedy | None:
     if hot.is_python and hot.share > 0.5:
         cost = max(cost, 0.95 * own.cpu_s)
     title = f"replace the Python loop in {hot.function} ({hot.place}) by array operations"
-    return make_remedy(m, "vectorise-transform", title, save(m, cost * (1 - VECTORISED)))
+    return make_remedy(m, "vectorise-transform", title, predict_saving(m, cost * (1 - VECTORISED)))

@@ -7,9 +7,16 @@ from statistics import median
 
 from feedrate.doctor.analyse.metrics import Measured
 from feedrate.doctor.analyse.stacks import is_in_loop
-from feedrate.doctor.findings.evidence import VECTORISED, WORTH_A_VERDICT, WORTH_TELLING, Evidence
+from feedrate.doctor.findings.evidence import (
+    VECTORISED,
+    WORTH_A_VERDICT,
+    WORTH_TELLING,
+    Evidence,
+    make_remedy,
+    predict_times,
+    shortened,
+)
 from feedrate.doctor.findings.loader import word_place
-from feedrate.doctor.findings.prediction import change, make_remedy, shortened
 from feedrate.doctor.findings.step_parts import (
     before_forward_s,
     copying_s,
@@ -224,7 +231,7 @@ def write_less(m: Measured) -> Remedy | None:
     seconds = write_s(m)
     if seconds < 0.02 * m.loop.step_s:
         return None
-    changed = change(m, device_s=shortened(m, (1 - RARELY) * seconds))
+    changed = predict_times(m, device_s=shortened(m, (1 - RARELY) * seconds))
     return make_remedy(m, "write-less", "write a twentieth as often, or from another thread", changed)
 
 
@@ -254,7 +261,7 @@ def speed_up_main(m: Measured) -> Remedy | None:
     )
     # The place comes last: paths are long, and a terminal shows the beginning.
     title = f"{how} {hot.function} ({hot.place})"
-    changed = change(m, device_s=shortened(m, other * (1 - VECTORISED)))
+    changed = predict_times(m, device_s=shortened(m, other * (1 - VECTORISED)))
     return make_remedy(m, "speed-up-loop", title, changed)
 
 
@@ -288,12 +295,12 @@ def move_to_workers(m: Measured) -> Remedy | None:
     # What the present making drags along is no measure for work of another kind: it stays as it is.
     drag = now.drag * now.fetch_cpu_s / making
     changes = {"device_s": shortened(m, preparing), "fetch_cpu_s": making, "drag": drag}
-    moved = change(m, **changes, workers=max(now.workers, m.each_worker))[1]
+    moved = predict_times(m, **changes, workers=max(now.workers, m.each_worker))[1]
     n = max(best_workers(moved, most, m.each_worker), m.loader.workers)
     return make_remedy(
         m, "move-to-workers",
         f"prepare batches in the dataset or collate_fn, by {format_count(n, 'worker')} beside the training",
-        change(m, **changes, workers=n * m.each_worker),
+        predict_times(m, **changes, workers=n * m.each_worker),
         change=f"DataLoader(..., num_workers={n}, persistent_workers=True, collate_fn=...)",
         note=f"{format_seconds(preparing)} a step pass between a batch's arrival and its use",
     )  # fmt: skip
@@ -305,7 +312,7 @@ def remove_syncs(m: Measured) -> Remedy | None:
         return None
     saved = min(idle * m.loop.step_s, sync - min(sync * _ON_DEVICE, _ON_DEVICE_S))
     title = f"do not wait for the device in {m.loop.place_of('sync')}"
-    return make_remedy(m, "remove-sync", title, change(m, device_s=shortened(m, saved)))
+    return make_remedy(m, "remove-sync", title, predict_times(m, device_s=shortened(m, saved)))
 
 
 def keep_on_device(m: Measured) -> Remedy | None:
@@ -313,7 +320,7 @@ def keep_on_device(m: Measured) -> Remedy | None:
     if readback < 0.02 * m.loop.step_s:
         return None
     # While outputs came back, the device finished computing them: that stays.
-    changed = change(m, device_s=max(shortened(m, readback), m.training.forward_s))
+    changed = predict_times(m, device_s=max(shortened(m, readback), m.training.forward_s))
     title = f"leave the outputs on the device: {m.loop.place_of('readback')}"
     return make_remedy(m, "keep-on-device", title, changed)
 
@@ -332,7 +339,7 @@ def pin_memory(m: Measured) -> Remedy | None:
     on_device = (m.training.computing_s or beside) + before_forward_s(m) + copying
     return make_remedy(
         m, "pinned-memory", "copy from pinned memory, without waiting",
-        change(m, device_s=max(beside, on_device)),
+        predict_times(m, device_s=max(beside, on_device)),
         change="DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
     )  # fmt: skip
 
@@ -346,7 +353,7 @@ def transfer_bytes(m: Measured) -> Remedy | None:
         return None
     return make_remedy(
         m, "uint8-transfer", "send images as uint8 and make floats on the device",
-        change(m, device_s=shortened(m, 0.75 * copying)),
+        predict_times(m, device_s=shortened(m, 0.75 * copying)),
         change="batch.to(device).float().div_(255)",
     )  # fmt: skip
 
@@ -356,7 +363,7 @@ def halve_precision(m: Measured) -> Remedy | None:
         return None
     # Against the steps on the same batches moments before: the device may have been slower than usual.
     ratio = m.experiments.half_precision.seconds / m.experiments.device.seconds
-    prediction, then = change(m, device_s=m.device_s * ratio)
+    prediction, then = predict_times(m, device_s=m.device_s * ratio)
     kind = m.experiments.half_precision_type
     # Gradients in float16 vanish below 6e-8, unless the loss is scaled; bfloat16 reaches as far as float32.
     scaled = " and torch.amp.GradScaler('cuda') around the loss" if kind == "float16" else ""
@@ -371,7 +378,7 @@ def lay_channels_last(m: Measured) -> Remedy | None:
     if m.experiments.channels_last is None or m.experiments.device is None:
         return None
     ratio = m.experiments.channels_last.seconds / m.experiments.device.seconds
-    prediction, then = change(m, device_s=ratio * m.device_s)
+    prediction, then = predict_times(m, device_s=ratio * m.device_s)
     return make_remedy(
         m, "channels-last", "lay out images and weights channels-last", (prediction, then), basis="measured",
         change=f"model = model.to({_LAST}) and, for every batch, images = images.to({_LAST})",
@@ -395,7 +402,7 @@ def move_to_cores(m: Measured) -> Remedy | None:
         return None
     if m.machine.cores_ours is not None and m.machine.cores_ours > 0.7 * m.machine.cores:
         return None
-    changed = change(m, device_s=shortened(m, before_forward_s(m)))
+    changed = predict_times(m, device_s=shortened(m, before_forward_s(m)))
     return make_remedy(m, "move-to-cores", "do the work before the forward pass in the workers", changed)
 
 

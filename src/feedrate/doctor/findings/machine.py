@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 from feedrate.doctor.analyse.metrics import Measured
-from feedrate.doctor.findings.evidence import WORTH_A_VERDICT, WORTH_TELLING, Evidence
-from feedrate.doctor.findings.prediction import change, make_remedy
+from feedrate.doctor.findings.evidence import (
+    WORTH_A_VERDICT,
+    WORTH_TELLING,
+    Evidence,
+    make_remedy,
+    predict_times,
+)
 from feedrate.doctor.results import Remedy
 from feedrate.model import limits
 from feedrate.model.pipeline import around, without
@@ -197,7 +202,7 @@ def use_less_memory(m: Measured) -> Remedy | None:
     if not m.machine.memory_limit_bytes or m.samples.cost.major_faults < 0.5:
         return None
     title = "use less memory, or ask for more (--mem)"
-    return make_remedy(m, "use-less-memory", title, change(m, fetch_blocked_s=0.0))
+    return make_remedy(m, "use-less-memory", title, predict_times(m, fetch_blocked_s=0.0))
 
 
 def use_gpu(m: Measured) -> Remedy | None:
@@ -207,7 +212,7 @@ def use_gpu(m: Measured) -> Remedy | None:
     faster = min(max(_GPU_IN_CORES / m.machine.cores, 5.0), 50.0)
     return make_remedy(
         m, "use-gpu", "compute on the GPU",
-        change(m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0),
+        predict_times(m, device_s=m.device_s / faster, device_cpu_s=m.device_cpu_s / faster, drag=0.0),
         change="model.to('cuda'), batch.to('cuda')",
         note=f"assumes that the GPU computes this model {faster:.0f} times as fast as these cores",
     )  # fmt: skip

@@ -11,14 +11,18 @@ from feedrate.doctor.findings import loop
 from feedrate.doctor.findings.evidence import (
     WORTH_TELLING,
     Evidence,
-    lost,
-    of_loader,
+    lost_share,
+    make_evidence,
+    make_remedy,
+    predict_pipeline,
+    predict_saving,
+    predict_times,
     share_of,
+    shortened,
     wait_words,
     waits_for_data,
 )
 from feedrate.doctor.findings.loader import STARVED_GAIN, word_storage
-from feedrate.doctor.findings.prediction import become, change, make_remedy, save, shortened
 from feedrate.doctor.results import Remedy
 from feedrate.model.pipeline import Prediction
 from feedrate.units import format_bytes, format_count, format_seconds
@@ -49,7 +53,7 @@ def find_slow_storage(m: Measured) -> Evidence | None:
         lines.insert(1, word_storage(m))
         cause = "Reading is slow: the storage gives no more."
     numbers = {"blocked_s": blocked_s, "read_bytes": sample.read_bytes}
-    return of_loader(m, share, lines, numbers, cause)
+    return make_evidence(m, share, lines, numbers, cause)
 
 
 def find_slow_decoding(m: Measured) -> Evidence | None:
@@ -72,7 +76,7 @@ def find_slow_decoding(m: Measured) -> Evidence | None:
     lines.append(wait_words(m))
     numbers = {"decode_cpu_s": decode.cpu_s, "by_pillow": round(stages.by_pillow, 4)}
     cause = "The loader decodes on the cores that it has, and the device is faster than they are."
-    return of_loader(m, share, lines, numbers, cause)
+    return make_evidence(m, share, lines, numbers, cause)
 
 
 def find_slow_transforms(m: Measured) -> Evidence | None:
@@ -96,7 +100,7 @@ def find_slow_transforms(m: Measured) -> Evidence | None:
         "image=, flip= and on_device= need none."
     )
     title = "Training waits for the Loader's transform"
-    return of_loader(m, share, lines, {"transform_cpu_s": own.cpu_s}, cause, title)
+    return make_evidence(m, share, lines, {"transform_cpu_s": own.cpu_s}, cause, title)
 
 
 def find_few_threads(m: Measured) -> Evidence | None:
@@ -114,7 +118,7 @@ def find_few_threads(m: Measured) -> Evidence | None:
     )
     numbers = {"threads": m.loader.threads, "better_threads": cores, "gain": round(gain, 3)}
     cause = "Cores stand idle while the training waits for its batches."
-    return of_loader(m, lost(m, gain), lines, numbers, cause, "Too few threads")
+    return make_evidence(m, lost_share(m, gain), lines, numbers, cause, "Too few threads")
 
 
 def has_few_threads(m: Measured) -> bool:
@@ -155,7 +159,7 @@ def use_more_threads(m: Measured) -> Remedy | None:
     cores = int(m.machine.cores)
     return make_remedy(
         m, "more-threads", f"use {cores} threads instead of {m.loader.threads}",
-        become(m, m.pipeline.with_(workers=cores * m.each_worker)),
+        predict_pipeline(m, m.pipeline.with_(workers=cores * m.each_worker)),
         change="Loader(...) without threads=: as many as there are cores",
     )  # fmt: skip
 
@@ -167,7 +171,8 @@ def normalise_pack(m: Measured) -> Remedy | None:
         return None
     saved_s = m.samples.decoding.cpu_s * (1 - min(images.normalised_s / images.now_s, 1.0))
     return make_remedy(
-        m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder", save(m, saved_s),
+        m, "normalise", "pack the images as baseline JPEGs for feedrate's decoder",
+        predict_saving(m, saved_s),
         decode_s=m.samples.decoding.cpu_s - saved_s,
         command="feedrate pack SOURCE PACK --normalise",
         note=f"{stages.by_pillow:.0%} of the images are {images.others}; "
@@ -183,7 +188,7 @@ def cache_samples(m: Measured) -> Remedy | None:
     if images.cached_share is None:
         return None
     saved_s = m.samples.decoding.cpu_s * (1 - min(images.cached_share, 1.0))
-    prediction, then = save(m, saved_s, 0.0 if loader.get("remote") else m.samples.read_blocked_s)
+    prediction, then = predict_saving(m, saved_s, 0.0 if loader.get("remote") else m.samples.read_blocked_s)
     limit, note = m.machine.memory_limit_bytes, "whether the decoded samples fit in memory is unknown"
     size = format_bytes(images.decoded_bytes)
     if limit:
@@ -209,5 +214,5 @@ def load_to_device(m: Measured) -> Remedy | None:
         return None
     return make_remedy(
         m, "batches-on-device", "let batches arrive on the GPU, copied while the last one trains",
-        change(m, device_s=shortened(m, copying)), change='Loader(..., device="cuda")',
+        predict_times(m, device_s=shortened(m, copying)), change='Loader(..., device="cuda")',
     )  # fmt: skip
