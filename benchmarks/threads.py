@@ -26,7 +26,7 @@ import feedrate
 from feedrate import PackOptions, kernel, pack
 from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.loader.geometry import CropSampler, Places, decode_pixels
+from feedrate.loader.geometry import CropSampler, FieldCrops, Places, decode_pixels
 from feedrate.machine.cpu import count_usable_cores
 from feedrate.machine.describe import describe_machine
 
@@ -118,10 +118,11 @@ class BareKernel:
         for i in range(batches):
             positions = np.take(self.order, range(i * BATCH, (i + 1) * BATCH), mode="wrap")
             rows, _ = self.pack.rows(positions)
-            prepared.append((Places(self.pack, rows, positions), self.artist.draw(0, rows, None)))
+            places, geometry = Places(self.pack, rows, positions), self.artist.draw(0, rows, None)
+            prepared.append(FieldCrops(places, self.field, geometry))
         started = time.perf_counter()
-        for places, geometry in prepared:
-            report = decode_pixels(places, self.field, geometry, self.out, self.pool)
+        for crops in prepared:
+            report = decode_pixels(crops, self.out, self.pool)
             assert not report.statuses.any()
         return batches * BATCH / (time.perf_counter() - started)
 

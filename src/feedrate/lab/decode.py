@@ -28,7 +28,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.pack import Pack, Rows
 from feedrate.kernel import DecodeReport, Ranges
 from feedrate.kernel.pillow import Box
-from feedrate.loader.geometry import CropSampler, Geometry, Places, decode_pixels
+from feedrate.loader.geometry import CropSampler, FieldCrops, Geometry, Places, decode_pixels
 from feedrate.loader.image import RandomResizedCrop
 from feedrate.loader.packs import open_pack as open_anywhere
 from feedrate.loader.results import PixelCheck
@@ -194,7 +194,7 @@ def open_pack(pack: Pack, positions: I64) -> Iterator[Samples]:
 
     def decode(chosen: I64, geometry: Geometry, out: U8, pool: kernel.Pool | None = None) -> DecodeReport:
         places = Places(pack, rows[chosen], positions[chosen])
-        return decode_pixels(places, stored, replace(geometry, depth="clip"), out, pool)
+        return decode_pixels(FieldCrops(places, stored, replace(geometry, depth="clip")), out, pool)
 
     files, images, _ = pack.find_values(IMAGE.name, rows, positions)
     yield Samples(names, rows, files, images, decode)

@@ -23,9 +23,17 @@ import numpy as np
 from feedrate import kernel
 from feedrate.arrays import I64, U8, Flags, Pixels
 from feedrate.errors import BadSample, FeedrateError
-from feedrate.format.fields import Field, Kind
+from feedrate.format.fields import Kind
 from feedrate.format.pack import Pack
-from feedrate.loader.geometry import CropSampler, Geometry, Places, check_depths, decode_crops, decode_pixels
+from feedrate.loader.geometry import (
+    CropSampler,
+    FieldCrops,
+    Geometry,
+    Places,
+    check_depths,
+    decode_crops,
+    decode_pixels,
+)
 from feedrate.loader.options import Output, Wanted
 from feedrate.loader.pipeline import FeedStopped, Meter
 from feedrate.loader.values import explain_status, read_values, to_torch
@@ -51,7 +59,7 @@ _BYTES = np.dtype(np.uint8)
 class Ring:
     """Lends arrays of up to `shape`, uint8 or uint16; keeps at most `spare` free ones."""
 
-    def __init__(self, shape: tuple[int, ...], spare: int, dtype: np.dtype[Any] = _BYTES) -> None:
+    def __init__(self, shape: tuple[int, int, int, int], spare: int, dtype: np.dtype[Any] = _BYTES) -> None:
         self.shape, self.dtype = shape, dtype
         self.spare = spare
         self.made = 0  # buffers allocated so far
@@ -214,48 +222,39 @@ class Assembler:
         assert draft.geometry is not None
         if not len(draft.places):
             return self._lend(wanted, 0)
-        geometry = replace(draft.geometry, depth=wanted.depth)
-        if wanted.filters is not None:
-            geometry = replace(geometry, filters=wanted.filters)
-        out, report = self._decode_field(wanted, wanted.field, draft.places, geometry)
-        check_depths(report, draft.places, wanted.field.name)
+        geometry = draft.geometry
+        geometry = replace(geometry, depth=wanted.depth, filters=wanted.filters or geometry.filters)
+        crops = FieldCrops(draft.places, wanted.field, geometry)
+        out, report = self._decode_field(wanted, crops)
+        check_depths(report, crops)
         self.meter.add_report(report)
-        self.meter.count(bytes_read=report.bytes_read)
         if report.statuses.any():
             for i in np.flatnonzero(report.statuses).tolist():
                 reason = report.reasons.get(i) or explain_status(report.statuses[i])
                 draft.bad.setdefault(i, (wanted.field.name, reason))
         return out[..., 0] if wanted.field.kind is Kind.MASK else out
 
-    def _decode_field(
-        self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
-    ) -> tuple[Any, kernel.DecodeReport]:
-        height, width, channels = self.rings[wanted.name].shape[1:]
-        if self.stored is None or not self.stored.takes(field, (height, width, channels)):
-            return self._decode_anew(wanted, field, places, geometry)
+    def _decode_field(self, wanted: Wanted, crops: FieldCrops) -> tuple[Any, kernel.DecodeReport]:
+        if self.stored is None or not self.stored.takes(crops.field, self.rings[wanted.name].shape[1:]):
+            return self._decode_anew(wanted, crops)
+        return self.stored.decode(
+            self._ask(wanted, crops), lambda at: self._decode_anew(wanted, crops.take(at))
+        )
 
-        def decode_others(at: I64) -> tuple[Any, kernel.DecodeReport]:
-            return self._decode_anew(wanted, field, places.take(at), geometry.take(at))
-
-        return self.stored.decode(self._ask(wanted, field, places, geometry), decode_others)
-
-    def _decode_anew(
-        self, wanted: Wanted, field: Field, places: Places, geometry: Geometry
-    ) -> tuple[Any, kernel.DecodeReport]:
+    def _decode_anew(self, wanted: Wanted, crops: FieldCrops) -> tuple[Any, kernel.DecodeReport]:
         """Decode a field on the GPU or the CPU, or take it from the host's tiers of the cache."""
-        if self.gpu is not None and self.gpu.share and self.gpu.takes(field):
-            return self.gpu.decode(self._ask(wanted, field, places, geometry))
-        out = self._lend(wanted, len(places))
+        if self.gpu is not None and self.gpu.share and self.gpu.takes(crops.field):
+            return self.gpu.decode(self._ask(wanted, crops))
+        out = self._lend(wanted, len(crops))
         decode = decode_pixels if self.cached is None else self.cached.decode
         image = None if self.sampler is None else self.sampler.image
-        return out, decode_crops(decode, image, places, field, geometry, out, self.pool)
+        return out, decode_crops(decode, image, crops, out, self.pool)
 
-    def _ask(self, wanted: Wanted, field: Field, places: Places, geometry: Geometry) -> PackRequest:
+    def _ask(self, wanted: Wanted, crops: FieldCrops) -> PackRequest:
         from feedrate.loader.device.gpu_decode import PackRequest
 
-        height, width, channels = self.rings[wanted.name].shape[1:]
-        lend = partial(self._lend, wanted)
-        return PackRequest(places, field, geometry, (height, width, channels), lend, self.pool)
+        size = self.rings[wanted.name].shape[1:]
+        return PackRequest(crops, size, partial(self._lend, wanted), self.pool)
 
     def _lend(self, wanted: Wanted, count: int) -> Any:
         ring = self.rings[wanted.name]

@@ -32,7 +32,7 @@ from feedrate.kernel import DAMAGED_BUT_DECODED, DecodeReport, Ranges, Status, p
 from feedrate.kernel.depth import Depth
 from feedrate.loader.arguments import Size
 from feedrate.loader.cache import Cache
-from feedrate.loader.geometry import CropSampler, Geometry, Places, Sides, Tally, decode_pixels, read_sides
+from feedrate.loader.geometry import CropSampler, FieldCrops, Sides, Tally, decode_pixels, read_sides
 from feedrate.loader.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.loader.options import Wanted
 from feedrate.loader.order import fingerprint
@@ -53,11 +53,14 @@ _MAY_BE_BETTER_LATER = (Status.UNREADABLE, Status.CUT_SHORT, Status.CRC_MISMATCH
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Samples to decode; `numbers`: theirs in the cache; `sides` and `cuts`: of what is kept there."""
+    """Crops to decode into `out`.
 
-    places: Places
-    pixels: Field
-    geometry: Geometry
+    Attributes:
+        numbers: the samples' numbers in the cache.
+        sides, cuts: sizes of the images that the cache keeps of them, and the crops' boxes in those.
+    """
+
+    crops: FieldCrops
     out: Pixels
     pool: kernel.Pool | None
     numbers: I64
@@ -66,7 +69,7 @@ class Job:
 
     @property
     def is_mask(self) -> bool:
-        return self.pixels.kind is Kind.MASK
+        return self.crops.field.kind is Kind.MASK
 
     def measure(self, i: int) -> int:
         """Return how many bytes a sample takes in the cache, if it has colours."""
@@ -74,17 +77,6 @@ class Job:
         # Of 16 bits there is one channel, so that three of 8 bits have room for it.
         channels = max(channels, self.out.dtype.itemsize)
         return width * height * channels + measure_table(width, height, channels, BLOCK_BYTES)
-
-
-def make_job(
-    places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None, *,
-    numbers: I64, keeps_results: bool,
-) -> Job:  # fmt: skip
-    if keeps_results:
-        sides = np.full(len(numbers), out.shape[2]), np.full(len(numbers), out.shape[1])
-        return Job(places, pixels, geometry, out, pool, numbers, sides, whole(*sides))
-    sides, cuts = read_sides(pixels, places.rows), geometry.boxes_on(pixels, places.rows)
-    return Job(places, pixels, geometry, out, pool, numbers, sides, cuts)
 
 
 def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp | None) -> bool:
@@ -101,10 +93,10 @@ def is_worth_keeping_results(pack: Pack, reference: Field | None, image: ImageOp
 
 
 def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]:
-    """Decode whole images and put them into the cache, while it has room; returns what must not go there."""
+    """Decode whole images and put them into the cache, while it has room; return those it must not have."""
     numbers = job.numbers[at].tolist()
     refused = decode_whole(
-        job.places.take(at), job.pixels, job.out.shape[3], job.pool, tally, depth=job.geometry.depth,
+        job.crops.take(at), job.out.shape[3], job.pool, tally,
         has_room=lambda i: store.opened.has_room(job.measure(int(at[i]))),
         keep=lambda i, pixels, source_bytes, mark: _put(store, numbers[i], pixels, source_bytes, mark),
     )  # fmt: skip
@@ -112,22 +104,22 @@ def keep_whole(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]
 
 
 def decode_whole(
-    places: Places, pixels: Field, channels: int, pool: kernel.Pool | None, tally: Tally, *,
-    depth: Depth | None, has_room: Callable[[int], bool],
-    keep: Callable[[int, Pixels, int, int], bool],
+    crops: FieldCrops, channels: int, pool: kernel.Pool | None, tally: Tally, *,
+    has_room: Callable[[int], bool], keep: Callable[[int, Pixels, int, int], bool],
 ) -> list[int]:  # fmt: skip
-    """Decode whole images or masks, each in a thread of its own; return which of them must not be kept.
+    """Decode the whole images or masks of crops, each in one thread; return those that must not be kept.
 
     Args:
-        has_room: looks whether it is worth the while.
-        keep: gets the number of one, its pixels (height x width x channels), how many bytes it was made of,
-            and a mark, 0 or BY_PILLOW; says whether it kept them.
+        has_room: says whether decoding one is worth the while.
+        keep: gets the number of one, its pixels (height x width x channels), the bytes of its file, and a
+            mark, 0 or BY_PILLOW; says whether it kept them.
     """
-    is_mask, is_raw = pixels.kind is Kind.MASK, pixels.coding is Coding.RAW
+    places, field, depth = crops.places, crops.field, crops.geometry.depth
+    is_mask, is_raw = field.kind is Kind.MASK, field.coding is Coding.RAW
     files, images, entries = places.pack.find_values(
-        pixels.name, places.rows, places.positions, with_entries=not is_mask
+        field.name, places.rows, places.positions, with_entries=not is_mask
     )
-    widths, heights = read_sides(pixels, places.rows)
+    widths, heights = crops.sides
     boxes = whole(widths, heights)
     refused: list[int] = []
 
@@ -165,13 +157,13 @@ def decode_whole(
 
 
 def keep_results(job: Job, at: I64, store: SampleCache, tally: Tally) -> list[int]:
-    """Make what the operation makes of images, not yet mirrored, and put it into the cache."""
+    """Make the operation's results, not yet mirrored, and put them into the cache; return as `keep_whole`."""
     pixels = np.empty((len(at), *job.out.shape[1:]), job.out.dtype)
-    geometry = replace(job.geometry.take(at), flips=np.zeros(len(at), np.bool_))
-    part = job.places.take(at)
-    report = decode_pixels(part, job.pixels, geometry, pixels, job.pool)
+    part = job.crops.take(at)
+    part = replace(part, geometry=replace(part.geometry, flips=np.zeros(len(at), np.bool_)))
+    report = decode_pixels(part, pixels, job.pool)
     tally.count(report)
-    lengths = part.rows[f"{job.pixels.name}.length"]
+    lengths = part.places.rows[f"{part.field.name}.length"]
     refused: list[int] = []
     for i, number in enumerate(job.numbers[at].tolist()):
         if report.statuses[i]:
@@ -243,32 +235,34 @@ class CachedPixels:
         with self._lock:
             self._hits, self._misses = [0] * len(self._store.tiers), 0
 
-    def decode(
-        self, places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None
-    ) -> DecodeReport:
+    def decode(self, crops: FieldCrops, out: Pixels, pool: kernel.Pool | None) -> DecodeReport:
         """Decode an image or mask field into `out`: as `decode_pixels` does, from the cache where it can."""
-        wanted: _Slot = (pixels.name, None)
+        wanted: _Slot = (crops.field.name, None)
         if self._keeps_results:
-            wanted = _slot_of(pixels, (out.shape[1], out.shape[2]), geometry.filters, self._filters)
+            size = out.shape[1], out.shape[2]
+            wanted = _slot_of(crops.field, size, crops.geometry.filters, self._filters)
         slot = self._slots.get(wanted)
         if slot is None:
-            return decode_pixels(places, pixels, geometry, out, pool)
-        numbers = slot * len(self._pack) + places.positions
-        job = make_job(
-            places, pixels, geometry, out, pool, numbers=numbers, keeps_results=self._keeps_results
-        )
+            return decode_pixels(crops, out, pool)
+        numbers = slot * len(self._pack) + crops.places.positions
+        sides, cuts = crops.sides, crops.boxes
+        if self._keeps_results:
+            sides = np.full(len(numbers), out.shape[2]), np.full(len(numbers), out.shape[1])
+            cuts = whole(*sides)
+        job = Job(crops, out, pool, numbers, sides, cuts)
         tally = Tally(len(numbers))
         located = self._store.opened.locate(numbers)
         self._count(located)
         if self._fill(job, located, tally):
             located = self._store.opened.locate(numbers)
         if job.is_mask:
-            again = np.union1d(self._crop_by_pillow(job, located), np.flatnonzero(~located.found))
+            failed = self._crop_by_pillow(job, located.rows, located.found)
+            again = np.union1d(failed, np.flatnonzero(~located.found))
         else:
             again = self._decode_images(job, located, tally)
         if again.size:
-            anew, part = np.empty((len(again), *out.shape[1:]), out.dtype), geometry.take(again)
-            tally.add(decode_pixels(places.take(again), pixels, part, anew, pool), at=again)
+            anew = np.empty((len(again), *out.shape[1:]), out.dtype)
+            tally.add(decode_pixels(crops.take(again), anew, pool), at=again)
             out[again] = anew
         return tally.report()
 
@@ -309,38 +303,39 @@ class CachedPixels:
         crc32c, boxes, files = np.zeros(len(found), np.uint32), job.cuts.copy(), None
         left = np.flatnonzero(~found)
         if left.size:
-            part, name, shift = job.places.take(left), job.pixels.name, len(self._store.opened.paths)
-            files, images, entries = part.pack.find_values(name, part.rows, part.positions, with_entries=True)
+            part, shift = job.crops.take(left), len(self._store.opened.paths)
+            pack, in_pack = part.places.pack, (part.field.name, part.places.rows, part.places.positions)
+            files, images, entries = pack.find_values(*in_pack, with_entries=True)
             assert entries is not None
             for whole_batch, ranges in ((places, images), (tables, entries)):
                 whole_batch[0][left] = ranges.file + shift
                 whole_batch[1][left], whole_batch[2][left] = ranges.offset, ranges.length
             crc32c[left] = 0 if images.crc32c is None else images.crc32c
-            boxes[left] = job.geometry.take(left).boxes_on(job.pixels, part.rows)
-        filters, wide = job.geometry.filter_each(), found & (rows["mark"] == WIDE)
+            boxes[left] = part.boxes
+        geometry, wide = job.crops.geometry, found & (rows["mark"] == WIDE)
         boxes[wide] = 0
         report = kernel.decode_batch(
             self._join(files), Ranges(places[0], places[1], places[2], crc32c), job.out, boxes=boxes,
-            flips=job.geometry.flips, filters=filters, entries=Ranges(tables[0], tables[1], tables[2]),
-            raw=found, depth=job.geometry.depth, pool=job.pool,
+            flips=geometry.flips, filters=geometry.filter_each(),
+            entries=Ranges(tables[0], tables[1], tables[2]), raw=found, depth=geometry.depth, pool=job.pool,
         )  # fmt: skip
         failed = np.flatnonzero(found & ~wide & (report.statuses != 0))
         for i in failed.tolist():
             if report.statuses[i] in _BAD_BYTES:
                 self._discard(rows[i])
-        if left.size and part.pack.turn_to_source(name, part.rows, part.positions, report.statuses[left]):
+        if left.size and pack.turn_to_source(*in_pack, report.statuses[left]):
             failed = np.union1d(failed, left[report.statuses[left] != 0])
         tally.add(report, np.union1d(failed, np.flatnonzero(wide)))
-        failed = np.union1d(failed, self._crop_by_pillow(job, replace(located, found=wide)))
+        failed = np.union1d(failed, self._crop_by_pillow(job, rows, wide))
         if not pillow.resizes_as_kernel():
             by_pillow = found & (rows["mark"] == BY_PILLOW)
-            failed = np.union1d(failed, self._crop_by_pillow(job, replace(located, found=by_pillow)))
+            failed = np.union1d(failed, self._crop_by_pillow(job, rows, by_pillow))
         return failed
 
-    def _crop_by_pillow(self, job: Job, located: Located) -> I64:
-        """Crop what is in the cache as Pillow does; returns which could not be."""
+    def _crop_by_pillow(self, job: Job, rows: Rows, chosen: Flags) -> I64:
+        """Crop the chosen samples, which the cache has, as Pillow does; return those that failed."""
         failed: list[int] = []
-        filters = job.geometry.filter_each()
+        filters, flips = job.crops.geometry.filter_each(), job.crops.geometry.flips
 
         def crop(i: int) -> None:
             data = self._store.get(int(job.numbers[i]))
@@ -349,16 +344,14 @@ class CachedPixels:
             if data is None or not (0 <= left < right <= width and 0 <= top < bottom <= height):
                 failed.append(i)
                 return
-            dtype = np.uint16 if located.rows["mark"][i] == WIDE else np.uint8
-            pixels = np.frombuffer(data, dtype, offset=int(located.rows["head"][i]))
+            dtype = np.uint16 if rows["mark"][i] == WIDE else np.uint8
+            pixels = np.frombuffer(data, dtype, offset=int(rows["head"][i]))
             shape = (height, width) if len(pixels) == height * width else (height, width, 3)
             filter_ = None if job.is_mask else int(filters[i])
             cropped = pillow.crop_rows(pixels.reshape(shape), box, job.out.shape[1:], filter_)
-            job.out[i] = cropped[:, ::-1] if job.geometry.flips[i] else cropped
+            job.out[i] = cropped[:, ::-1] if flips[i] else cropped
 
-        at = np.flatnonzero(located.found).tolist()
-        if at:
-            kernel.for_each(crop, at, job.pool)
+        kernel.for_each(crop, np.flatnonzero(chosen).tolist(), job.pool)
         return np.array(sorted(failed), np.int64)
 
     def _join(self, files: kernel.Files | None) -> kernel.Files:

@@ -19,7 +19,15 @@ from feedrate.format.pack import Pack
 from feedrate.kernel.depth import Depth
 from feedrate.loader import options as asked
 from feedrate.loader.arguments import Size, check_choice, check_depth, check_functions, check_whole, takes
-from feedrate.loader.geometry import Geometry, Places, check_depths, check_size, decode_crops, decode_pixels
+from feedrate.loader.geometry import (
+    FieldCrops,
+    Geometry,
+    Places,
+    check_depths,
+    check_size,
+    decode_crops,
+    decode_pixels,
+)
 from feedrate.loader.image import ImageOp, Resize, View
 from feedrate.loader.options import Mode, Wanted
 from feedrate.loader.order import find_parts, find_split, members, tell_parts
@@ -247,7 +255,9 @@ class _Opened:
         kind = None if wanted.field is None else wanted.field.kind
         if kind in (Kind.IMAGE, Kind.MASK):
             assert geometry is not None
-            return self._decode(wanted, places, geometry)
+            assert wanted.field is not None
+            geometry = replace(geometry, depth=wanted.depth)
+            return self._decode(wanted, FieldCrops(places, wanted.field, geometry))
         read = read_values(wanted, places, None)
         for i, reason in read.bad.items():
             raise places.describe_bad(i, wanted.name, reason)
@@ -257,45 +267,39 @@ class _Opened:
         column: Sequence[Any] = read.data.tolist() if is_number else list(read.data)
         return column
 
-    def _decode(self, wanted: Wanted, places: Places, geometry: Geometry) -> list[U8]:
+    def _decode(self, wanted: Wanted, crops: FieldCrops) -> list[U8]:
         """Decode the images or masks of some samples, small ones of a size together."""
         pixels: dict[int, U8] = {}
-        for (height, width), at in self._find_sizes(wanted, places, geometry).items():
+        for (height, width), at in self._find_sizes(wanted, crops).items():
             # One call takes as long as a small image does. A sample has its own memory all the same: whoever
             # keeps one of them must not keep them all.
             is_small = height * width * wanted.channels * wanted.dtype.itemsize <= _TOGETHER_BYTES
             for some in [at] if is_small else [[i] for i in at]:
-                is_all = len(some) == len(places)
-                drawn = geometry if is_all else geometry.take(np.array(some))
-                decoded = self._decode_alike(
-                    wanted, places if is_all else places.take(some), drawn, (height, width)
-                )
+                part = crops if len(some) == len(crops) else crops.take(np.array(some))
+                decoded = self._decode_alike(wanted, part, (height, width))
                 pixels.update(zip(some, decoded if len(some) == 1 else map(np.copy, decoded), strict=True))
-        return [pixels[i] for i in range(len(places))]
+        return [pixels[i] for i in range(len(crops))]
 
-    def _find_sizes(self, wanted: Wanted, places: Places, geometry: Geometry) -> dict[Size, list[int]]:
+    def _find_sizes(self, wanted: Wanted, crops: FieldCrops) -> dict[Size, list[int]]:
         """Return which samples come out at each size."""
-        assert wanted.field is not None
         assert wanted.out_size is not None
         if self.image is not None:
-            return {wanted.out_size: list(range(len(places)))}
+            return {wanted.out_size: list(range(len(crops)))}
         sizes: dict[Size, list[int]] = {}
-        for i, (left, top, right, bottom) in enumerate(geometry.boxes_on(wanted.field, places.rows).tolist()):
+        for i, (left, top, right, bottom) in enumerate(crops.boxes.tolist()):
             size = bottom - top, right - left
-            if (reason := check_size(places.take([i]), wanted.field, size)) is not None:
-                raise places.describe_bad(i, wanted.name, reason)
+            if (reason := check_size(crops.places.take([i]), crops.field, size)) is not None:
+                raise crops.places.describe_bad(i, wanted.name, reason)
             sizes.setdefault(size, []).append(i)
         return sizes
 
-    def _decode_alike(self, wanted: Wanted, places: Places, geometry: Geometry, size: Size) -> U8:
-        assert wanted.field is not None
-        out = np.empty((len(places), *size, wanted.channels), wanted.dtype)
-        geometry = replace(geometry, depth=wanted.depth)
+    def _decode_alike(self, wanted: Wanted, crops: FieldCrops, size: Size) -> U8:
+        out = np.empty((len(crops), *size, wanted.channels), wanted.dtype)
         # No pool: a DataLoader's workers are the parallelism here.
-        report = decode_crops(decode_pixels, self.image, places, wanted.field, geometry, out, None)
-        check_depths(report, places, wanted.field.name)
+        report = decode_crops(decode_pixels, self.image, crops, out, None)
+        check_depths(report, crops)
         if report.statuses.any():
             i = int(np.flatnonzero(report.statuses)[0])
             reason = report.reasons.get(i) or explain_status(report.statuses[i])
-            raise places.describe_bad(i, wanted.name, reason)
+            raise crops.places.describe_bad(i, wanted.name, reason)
         return out

@@ -448,7 +448,7 @@ class _Request:
         chosen = np.flatnonzero(has_entries[self.crops.image])
         return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
 
-    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+    def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
         crops, used = self.crops, set(self.crops.image[chosen].tolist())
         data, starts = _join([one if i in used else b"" for i, one in enumerate(self.sources.data)])
         packed, entry_starts = _join(

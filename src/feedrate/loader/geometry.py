@@ -96,14 +96,10 @@ class Geometry:
         return filters[(self.choices * len(filters)).astype(np.int64)]
 
     def take(self, at: I64) -> Geometry:
-        """Return the draws of some of the samples, without what is refused."""
+        """Return the draws of some of the samples, without the refusals."""
         choices = None if self.choices is None else self.choices[at]
         sides = self.sides[0][at], self.sides[1][at]
         return Geometry(self.boxes[at], self.flips[at], sides, {}, self.filters, choices, self.depth)
-
-    def boxes_on(self, target: Field, rows: Rows) -> I32:
-        """Return the same part of another field, in that field's own pixels."""
-        return scale_boxes(self.boxes, self.sides, read_sides(target, rows))
 
 
 def read_sides(pixels: Field, rows: Rows) -> Sides:
@@ -223,34 +219,52 @@ class Places:
         return self.pack.describe_bad(int(self.positions[i]), field, self.rows[i], reason)
 
 
-def decode_pixels(
-    places: Places, pixels: Field, geometry: Geometry, out: Pixels, pool: kernel.Pool | None
-) -> kernel.DecodeReport:
+@dataclass(frozen=True, slots=True)
+class FieldCrops:
+    """One crop per sample, of one image or mask field."""
+
+    places: Places
+    field: Field
+    geometry: Geometry
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, at: I64) -> FieldCrops:
+        return FieldCrops(self.places.take(at), self.field, self.geometry.take(at))
+
+    @property
+    def sides(self) -> Sides:
+        """Widths and heights of the field's images, as the index claims them."""
+        return read_sides(self.field, self.places.rows)
+
+    @property
+    def boxes(self) -> I32:
+        """The boxes, in the field's own pixels."""
+        return scale_boxes(self.geometry.boxes, self.geometry.sides, self.sides)
+
+
+def decode_pixels(crops: FieldCrops, out: Pixels, pool: kernel.Pool | None) -> DecodeReport:
     """Decode an image or mask field into `out`."""
-    pack, rows, positions = places.pack, places.rows, places.positions
-    is_image = pixels.kind is Kind.IMAGE
-    boxes = geometry.boxes_on(pixels, rows)
+    places, field, geometry, boxes = crops.places, crops.field, crops.geometry, crops.boxes
+    found = field.name, places.rows, places.positions
     while True:
-        files, images, entries = pack.find_values(pixels.name, rows, positions, with_entries=is_image)
+        files, images, entries = places.pack.find_values(*found, with_entries=field.kind is Kind.IMAGE)
         report = kernel.decode_batch(
             files, images, out, boxes=boxes, flips=geometry.flips, filters=geometry.filter_each(),
-            entries=entries, nearest=pixels.kind is Kind.MASK, raw=pixels.coding is Coding.RAW,
+            entries=entries, nearest=field.kind is Kind.MASK, raw=field.coding is Coding.RAW,
             depth=geometry.depth, pool=pool,
         )  # fmt: skip
-        if not pack.turn_to_source(pixels.name, rows, positions, report.statuses):
+        if not places.pack.turn_to_source(*found, report.statuses):
             return report
 
 
-def check_depths(report: DecodeReport, places: Places, field: str) -> None:
-    """Look whether the depth that a loader was given says what to make of all of its images.
-
-    Raises:
-        UsageError: it does not. A setting is missing then, and no sample is bad, so that none is skipped.
-    """
+def check_depths(report: DecodeReport, crops: FieldCrops) -> None:
+    """Raise a UsageError where an image needs another `depth`: the setting is wrong, and no sample is bad."""
     found = np.flatnonzero(report.statuses == Status.TOO_DEEP)
     if found.size:
         i = int(found[0])
-        raise UsageError(places.describe_bad(i, field, report.reasons[i]).message)
+        raise UsageError(crops.places.describe_bad(i, crops.field.name, report.reasons[i]).message)
 
 
 def check_size(place: Places, pixels: Field, size: Size, *, always: bool = False) -> str | None:
@@ -262,16 +276,16 @@ def check_size(place: Places, pixels: Field, size: Size, *, always: bool = False
     height, width = size
     if width * height <= kernel.TRUSTED_PIXELS and not always:
         return None
-    pack, rows, positions = place.pack, place.rows, place.positions
+    found = pixels.name, place.rows, place.positions
     while True:
-        files, images, _ = pack.find_values(pixels.name, rows, positions)
+        files, images, _ = place.pack.find_values(*found)
         is_raw = pixels.coding is Coding.RAW
         status, reason = kernel.check_size(files, images, (width, height), raw=is_raw)
-        if not pack.turn_to_source(pixels.name, rows, positions, np.array([status], np.int32)):
+        if not place.pack.turn_to_source(*found, np.array([status], np.int32)):
             return reason if status else None
 
 
-Decode = Callable[[Places, Field, Geometry, Pixels, "kernel.Pool | None"], DecodeReport]
+Decode = Callable[[FieldCrops, Pixels, "kernel.Pool | None"], DecodeReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,54 +324,48 @@ class _Axis:
 
 
 def decode_crops(
-    decode: Decode, operation: object, places: Places, pixels: Field, geometry: Geometry, out: Pixels,
-    pool: kernel.Pool | None,
-) -> DecodeReport:  # fmt: skip
-    """Decode a field into `out` with `decode`; with padding, also what is outside of the images."""
+    decode: Decode, operation: object, crops: FieldCrops, out: Pixels, pool: kernel.Pool | None
+) -> DecodeReport:
+    """Decode a field into `out` with `decode`; with padding, also the parts outside of the images."""
     if not isinstance(operation, RandomCrop) or not operation.is_padded:
-        return decode(places, pixels, geometry, out, pool)
-    sides = read_sides(pixels, places.rows)
+        return decode(crops, out, pool)
+    geometry, sides, mode = crops.geometry, crops.sides, operation.padding_mode
     count, height, width, channels = out.shape
     edges = scale_edges(geometry.boxes, geometry.sides, sides).astype(np.int64)
     across = _lay(edges[:, 0], edges[:, 2], sides[0], width)
     down = _lay(edges[:, 1], edges[:, 3], sides[1], height)
     boxes = np.stack([across.start, down.start, across.stop, down.stop], axis=1).astype(np.int32)
     sizes = np.stack([down.size, across.size], axis=1)
-    inside = replace(geometry, boxes=boxes, sides=sides)
+    inside = replace(crops, geometry=replace(geometry, boxes=boxes, sides=sides))
+    value = 0 if crops.field.kind is Kind.MASK else operation.fill
+    value = value if out.dtype == np.uint8 else value * WIDEN
+
+    def fill(i: int, decoded: Pixels) -> None:
+        crop = out[i]
+        if geometry.flips[i]:  # so are the decoded pixels
+            decoded, crop = decoded[:, ::-1], crop[:, ::-1]
+        if mode == "constant":
+            (to_x, from_x), (to_y, from_y) = across.part(i, width), down.part(i, height)
+            crop[...] = value
+            crop[to_y, to_x] = decoded[from_y, from_x]
+        else:
+            rows = decoded.take(down.sources(i, height, mode), axis=0)
+            crop[...] = rows.take(across.sources(i, width, mode), axis=1)
+
     if (sizes == (height, width)).all():  # most often: decoded in place, and moved there
-        report = decode(places, pixels, inside, out, pool)
+        report = decode(inside, out, pool)
         moved = (across.low != across.first) | (down.low != down.first)
         for i in np.flatnonzero(moved & (report.statuses == 0)).tolist():
-            _fill(out[i], out[i].copy(), i, geometry, across, down, operation, pixels)
+            fill(i, out[i].copy())
         return report
     tally = Tally(count)
-    for height, width in np.unique(sizes, axis=0).tolist():
-        at = np.flatnonzero((sizes == (height, width)).all(axis=1))
-        made = np.empty((len(at), height, width, channels), out.dtype)
-        part = places.take(at)
-        report = decode(part, pixels, inside.take(at), made, pool)
-        tally.add(report, at=at)
-        for decoded, i in zip(made, at.tolist(), strict=True):
-            _fill(out[i], decoded, i, geometry, across, down, operation, pixels)
+    for size in np.unique(sizes, axis=0):
+        at = np.flatnonzero((sizes == size).all(axis=1))
+        made = np.empty((len(at), *size, channels), out.dtype)
+        tally.add(decode(inside.take(at), made, pool), at=at)
+        for i, decoded in zip(at.tolist(), made, strict=True):
+            fill(i, decoded)
     return tally.report()
-
-
-def _fill(
-    crop: Pixels, decoded: Pixels, i: int, geometry: Geometry, across: _Axis, down: _Axis,
-    operation: RandomCrop, pixels: Field,
-) -> None:  # fmt: skip
-    if geometry.flips[i]:  # so is what was decoded
-        decoded, crop = decoded[:, ::-1], crop[:, ::-1]
-    height, width = crop.shape[:2]
-    mode = operation.padding_mode
-    if mode == "constant":
-        (to_x, from_x), (to_y, from_y) = across.part(i, width), down.part(i, height)
-        fill = 0 if pixels.kind is Kind.MASK else operation.fill
-        crop[...] = fill if crop.dtype == np.uint8 else fill * WIDEN
-        crop[to_y, to_x] = decoded[from_y, from_x]
-    else:
-        rows = decoded.take(down.sources(i, height, mode), axis=0)
-        crop[...] = rows.take(across.sources(i, width, mode), axis=1)
 
 
 def _lay(low: I64, high: I64, side: I64, length: int) -> _Axis:

@@ -95,7 +95,7 @@ class Meter:
 
     def add_report(self, report: DecodeReport) -> None:
         with self._lock:
-            self._counts["by_pillow"] += report.by_pillow
+            self._counts.update(by_pillow=report.by_pillow, bytes_read=report.bytes_read)
             self._pillow_reasons.update(report.pillow_reasons or {})
 
     def add_gpu(self, decoded: int, left: Mapping[str, int]) -> bool:

@@ -36,7 +36,7 @@ from feedrate.kernel import DecodeReport
 from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import OUT_OF_MEMORY, DriverError, compile_source, why_not
 from feedrate.loader.device import transfer
-from feedrate.loader.geometry import Geometry, Places, Tally, decode_pixels
+from feedrate.loader.geometry import FieldCrops, Tally, decode_pixels
 from feedrate.loader.pipeline import Meter
 from feedrate.units import format_bytes
 
@@ -66,22 +66,22 @@ class Planned(NamedTuple):
 
 
 class Request(Protocol):
-    """Images that somebody wants."""
+    """A request to decode a batch of images."""
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Height, width and channels of what is made."""
+        """Height, width and channels of the output."""
 
     @property
     def pool(self) -> kernel.Pool | None:
-        """Threads for what is done on the CPU."""
+        """Threads for the CPU's part."""
 
     def __len__(self) -> int: ...
 
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
         """Return which samples to try on the GPU, and why they are fewer than such a share of all."""
 
-    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+    def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
         """Read and plan the chosen samples."""
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
@@ -96,22 +96,20 @@ class PackRequest:
         lend: returns memory of the host for so many images of the size.
     """
 
-    places: Places
-    field: Field
-    geometry: Geometry
+    crops: FieldCrops
     size: tuple[int, int, int]
     lend: Callable[[int], U8]
     pool: kernel.Pool | None
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.crops)
 
     def take(self, at: I64) -> PackRequest:
         """Return a request for some of the samples."""
-        return replace(self, places=self.places.take(at), geometry=self.geometry.take(at))
+        return replace(self, crops=self.crops.take(at))
 
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
-        places, name = self.places, self.field.name
+        places, name = self.crops.places, self.crops.field.name
         wanted = round(share * len(self))
         if len(self) > kernels.MAX_IMAGES:
             return np.empty(0, np.int64), Counter({NOT_PLANNED: wanted})
@@ -124,26 +122,26 @@ class PackRequest:
         chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
         return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
 
-    def look(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
-        places = self.places
+    def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
+        places, geometry = self.crops.places, self.crops.geometry
         files, images, entries = places.pack.find_values(
-            self.field.name, places.rows[chosen], places.positions[chosen], with_entries=True
+            self.crops.field.name, places.rows[chosen], places.positions[chosen], with_entries=True
         )
         assert entries is not None
         # Others have no box, and so are not taken.
         boxes, file_of = np.zeros((len(self), 4), np.int32), np.zeros(len(self), np.int32)
-        boxes[chosen] = self.geometry.boxes_on(self.field, places.rows)[chosen]
+        boxes[chosen] = self.crops.boxes[chosen]
         file_of[chosen] = np.arange(len(chosen))
         taken = plan.read(
-            files, images, entries, boxes=boxes, flips=self.geometry.flips, file_of=file_of,
-            filters=self.geometry.filter_each(), size=self.size[:2], most_memory=most_memory, pool=self.pool,
+            files, images, entries, boxes=boxes, flips=geometry.flips, file_of=file_of,
+            filters=geometry.filter_each(), size=self.size[:2], most_memory=most_memory, pool=self.pool,
         )  # fmt: skip
         is_read = taken[chosen]
         return Planned(None, taken, int(images.length[is_read].sum() + entries.length[is_read].sum()))
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
         out = self.lend(len(at))
-        return out, decode_pixels(self.places.take(at), self.field, self.geometry.take(at), out, self.pool)
+        return out, decode_pixels(self.crops.take(at), out, self.pool)
 
 
 class _Job(NamedTuple):
@@ -253,7 +251,7 @@ class GpuDecoder:
             plan = self._plans.pop()
         except IndexError:
             plan = kernels.BatchPlan()
-        planned = request.look(plan, chosen, most_memory=self._most_memory)
+        planned = request.plan(plan, chosen, most_memory=self._most_memory)
         if not planned.taken.any():
             return None  # without the plan, which may hold much that it read in vain
         job = self._queue(request, plan, planned, run)

@@ -48,7 +48,7 @@ from feedrate.loader.cache import GpuBudget
 from feedrate.loader.cached_pixels import BY_PILLOW, LARGEST_BYTES, decode_whole, without_colour
 from feedrate.loader.device import transfer
 from feedrate.loader.device.gpu_decode import UNSURE_BIT, GpuDecoder, PackRequest, put_samples
-from feedrate.loader.geometry import Geometry, Tally, read_sides
+from feedrate.loader.geometry import Geometry, Tally
 from feedrate.loader.image import whole
 from feedrate.loader.pipeline import Meter
 from feedrate.units import format_bytes
@@ -313,8 +313,8 @@ class StoredPixels:
         """
         import torch
 
-        name, positions = request.field.name, request.places.positions
-        boxes = request.geometry.boxes_on(request.field, request.places.rows)
+        crops, boxes = request.crops, request.crops.boxes
+        name, positions = crops.field.name, crops.places.positions
         tally, made = Tally(len(positions)), None
         memory = self._tier.hold()  # a loader that ends must not free what kernels are about to read
         held, images = self._find(name, positions, boxes)
@@ -357,7 +357,7 @@ class StoredPixels:
         import torch
 
         count, device, size = len(boxes), self._tier.device, request.size
-        filters, flips = request.geometry.filter_each(), request.geometry.flips
+        filters, flips = request.crops.geometry.filter_each(), request.crops.geometry.flips
         with torch.cuda.stream(self._stream):
             out = torch.empty((count, *size), dtype=torch.uint8, device=device)
             statuses = torch.zeros((count,), dtype=torch.int32, device=device)
@@ -386,8 +386,8 @@ class StoredPixels:
 
     def _fill(self, request: PackRequest, boxes: I32, missing: Flags, tally: Tally) -> bool:
         """Decode whole, and keep, what is not in the tier and has room there; return whether any did."""
-        name, positions = request.field.name, request.places.positions
-        widths, heights = read_sides(request.field, request.places.rows)
+        crops = request.crops
+        name, positions, (widths, heights) = crops.field.name, crops.places.positions, crops.sides
         sizes = widths * heights * request.size[2]
         wanted = missing & _lies_inside(boxes, widths, heights) & (sizes <= LARGEST_BYTES)
         _, firsts = np.unique(positions, return_index=True)
@@ -395,7 +395,7 @@ class StoredPixels:
         chosen = firsts[self._tier.claim(name, positions[firsts], sizes[firsts])]
         try:
             left = chosen
-            if self._decodes_there and self._decoder.takes(request.field):
+            if self._decodes_there and self._decoder.takes(crops.field):
                 left = left[~self._fill_there(_ask_whole(request, left), tally)]
             here = _ask_whole(request, left)
             for part in kernel.split_by_size(sizes[left], MOST_HOST_BYTES, len(left)):
@@ -406,8 +406,8 @@ class StoredPixels:
 
     def _fill_there(self, request: PackRequest, tally: Tally) -> Flags:
         """Let the GPU decode into the tier what it takes; return which are kept."""
-        places, kept = request.places, np.zeros(len(request.places.positions), np.bool_)
-        lengths = places.rows[f"{request.field.name}.length"].astype(np.int64)
+        name, places = request.crops.field.name, request.crops.places
+        lengths, kept = places.rows[f"{name}.length"].astype(np.int64), np.zeros(len(places), np.bool_)
         left = np.arange(len(kept))
         # What the buffers have no room for at once is decoded in turns.
         while left.size:
@@ -421,7 +421,7 @@ class StoredPixels:
             images, rooms = job.out
             is_good = job.taken & ((job.statuses.numpy() & ~UNSURE_BIT) == 0) & (images["address"] != 0)
             good = left[is_good]
-            self._tier.keep(request.field.name, places.positions[good], images[is_good], lengths[good])
+            self._tier.keep(name, places.positions[good], images[is_good], lengths[good])
             kept[good] = True
             # The CPU is to decode the others, and asks for room of its own.
             self._tier.give_back([room for i, room in rooms.items() if not is_good[i]])
@@ -439,7 +439,7 @@ class StoredPixels:
         """
         components = plan.components(len(statuses))
         images = np.zeros(len(components), batch.IMAGE)
-        images["width"], images["height"] = read_sides(request.field, request.places.rows)
+        images["width"], images["height"] = request.crops.sides
         images["channels"] = np.where(components == 1, 1, request.size[2])
         rooms = {}
         for i in np.flatnonzero(components).tolist():
@@ -454,7 +454,7 @@ class StoredPixels:
     def _copy_whole(self, request: PackRequest, tally: Tally) -> None:
         import torch
 
-        name, positions = request.field.name, request.places.positions
+        name, positions = request.crops.field.name, request.crops.places.positions
         decoded: list[tuple[int, U8, int]] = []
         not_exact: list[int] = []
 
@@ -468,8 +468,8 @@ class StoredPixels:
             return is_exact
 
         refused = decode_whole(
-            request.places, request.field, request.size[2], request.pool, tally,
-            depth=request.geometry.depth, has_room=lambda _: not self._tier.is_frozen, keep=keep,
+            request.crops, request.size[2], request.pool, tally,
+            has_room=lambda _: not self._tier.is_frozen, keep=keep,
         )  # fmt: skip
         self._tier.refuse(name, positions[[*refused, *not_exact]])
         for i, rows, source_bytes in decoded:
@@ -493,7 +493,8 @@ def _lies_inside(boxes: I32, widths: Any, heights: Any) -> Flags:
 
 def _ask_whole(request: PackRequest, at: I64) -> PackRequest:
     """Return a request for some of the images as they are; the smallest output, since none is made."""
-    part = request.take(at)
-    sides = read_sides(part.field, part.places.rows)
-    geometry = Geometry(whole(*sides), np.zeros(len(at), np.bool_), sides, filters=(FILTERS["nearest"],))
-    return replace(part, geometry=geometry, size=(1, 1, part.size[2]))
+    crops = request.crops.take(at)
+    geometry = Geometry(
+        whole(*crops.sides), np.zeros(len(at), np.bool_), crops.sides, filters=(FILTERS["nearest"],)
+    )
+    return replace(request, crops=replace(crops, geometry=geometry), size=(1, 1, request.size[2]))
