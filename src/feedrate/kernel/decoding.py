@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pixels of images: of files by their number, or in memory, of which any number of crops may be cut.
+"""Pixels of images: of files by their number, or of files in memory, each with any number of crops.
 
-What the kernel does not decode goes through Pillow in the same call, and is counted.
+Kinds of images that the kernel does not decode go through Pillow in the same call, and are counted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ class DecodeReport(NamedTuple):
 
     statuses: I32
     reasons: dict[int, str]
-    by_pillow: int
-    pillow_reasons: dict[str, int] | None = None  # why, in words -> how many
+    pillow_reasons: dict[str, int]  # why, in words -> how many
     bytes_read: int = 0
+
+    @property
+    def by_pillow(self) -> int:
+        """How many samples Pillow decoded."""
+        return sum(self.pillow_reasons.values())
 
 
 def decode_batch(
@@ -106,8 +110,8 @@ def decode_batch(
             np.multiply(narrow, WIDEN, out=out)
         found = details[:, 0]
         if not found.any():  # most often
-            return DecodeReport(found.astype(np.int32), {}, 0, {}, int(bytes_read.sum()))
-        # Pillow is asked about damage too: what it decodes without complaint is what users get today.
+            return DecodeReport(found.astype(np.int32), {}, {}, int(bytes_read.sum()))
+        # Pillow is asked about damage too: users get today the pixels that it decodes without complaint.
         left_over = np.flatnonzero(((found == Status.NOT_TAKEN) | (found == Status.CORRUPT)) & ~is_raw)
         by_pillow = {int(i): native.words(*map(int, details[i])) for i in left_over}
     statuses = details[:, 0].astype(np.int32)
@@ -116,8 +120,6 @@ def decode_batch(
         for i in np.flatnonzero(statuses)
         if int(i) not in by_pillow
     }
-    if not by_pillow:
-        return DecodeReport(statuses, reasons, 0, {}, int(bytes_read.sum()))
     decoded: list[str] = []  # why each went through Pillow; append() is safe in threads, counting is not
 
     def decode(i: int) -> None:
@@ -127,20 +129,19 @@ def decode_batch(
             statuses[i], reasons[i] = int(found[0]), binding.say_outcome(files, images, i, found)
             return
         bytes_read[i] += len(data)
-        damaged = statuses[i] == Status.CORRUPT
         box: Box = tuple(boxes[i].tolist())
-        statuses[i], words = fill_by_pillow(
-            data, out[i], box, bool(flips[i]), None if nearest else int(filters[i]),
-            is_damaged=bool(damaged), depth=depth,
-        )  # fmt: skip
-        if statuses[i] == Status.OK:
-            decoded.append(DAMAGED_BUT_DECODED if damaged else counted)
+        filter_, is_damaged = None if nearest else int(filters[i]), bool(statuses[i] == Status.CORRUPT)
+        statuses[i], words, why = _fill_by_pillow(
+            data, out[i], box, bool(flips[i]), filter_, counted, depth, is_damaged=is_damaged
+        )
+        if why is None:
+            reasons[i] = words
         else:
-            reasons[i] = counted if damaged else words
+            decoded.append(why)
 
     for_each(decode, list(by_pillow), pool)
-    counts = dict(Counter(decoded))
-    return DecodeReport(statuses, dict(sorted(reasons.items())), len(decoded), counts, int(bytes_read.sum()))
+    in_order = dict(sorted(reasons.items()))
+    return DecodeReport(statuses, in_order, dict(Counter(decoded)), int(bytes_read.sum()))
 
 
 def decode_one(
@@ -150,7 +151,6 @@ def decode_one(
     size: tuple[int, int] | None = None,
     flip: bool = False,
     mode: str = "RGB",
-    nearest: bool = False,
     entries: bytes = b"",
     filter_: int = BILINEAR,
     depth: Depth | None = None,
@@ -165,17 +165,15 @@ def decode_one(
         raise ValueError(f'mode must be "RGB" or "L", got {mode!r}')
     if size is not None and (size[0] < 1 or size[1] < 1):
         raise ValueError(f"size must be at least 1 x 1, got {size[0]} x {size[1]}")
-    width, height, stored_mode = measure(data, ask_pillow=nearest)
-    channels = 3 if (stored_mode if nearest else mode) == "RGB" else 1
+    width, height = measure(data)
     if box is None and width * height > pillow.most_pixels():
         raise ValueError(pillow.say_too_large(width, height))
-    left, top, right, bottom = box or (0, 0, width, height)
-    _check_box((left, top, right, bottom), width, height)
-    rows, columns = size or (bottom - top, right - left)
-    out = np.empty((rows, columns, channels), np.uint16 if depth == "uint16" and not nearest else np.uint8)
-    status, words, _ = _decode_alone(
-        data, entries, (left, top, right, bottom), out, flip, None if nearest else filter_, depth
-    )
+    left, top, right, bottom = box = box or (0, 0, width, height)
+    _check_box(box, width, height)
+    shape = *(size or (bottom - top, right - left)), 3 if mode == "RGB" else 1
+    out = np.empty(shape, np.uint16 if depth == "uint16" else np.uint8)
+    is_older = is_pillow_older(np.array([filter_]))
+    status, words, _ = _decode_alone(data, entries, box, out, flip, filter_, depth, is_older)
     if status == Status.TOO_DEEP:
         raise TooDeep(words)
     if status != Status.OK:
@@ -186,10 +184,10 @@ def decode_one(
 def check_size(
     files: Files, image: Ranges, size: tuple[int, int], *, raw: bool = False
 ) -> tuple[Status, str]:
-    """Look whether one image has the width and height that an index claims; decodes nothing.
+    """Compare one image's width and height with the index's claim, without decoding.
 
-    Returns how it ended, in words if it is not OK. Damage that a decode would find is its business, unless
-    the file is far too short for so many pixels.
+    Returns a status, with words if it is not OK. Damage is left for the decoder to find, unless the file is
+    far too short for so many pixels.
     """
     width, height = size
     if raw:
@@ -204,7 +202,7 @@ def check_size(
         if detail[0]:
             return Status(detail[0]), binding.say_outcome(files, image, 0, detail)
         try:
-            measured = measure(data)[:2]
+            measured = measure(data)
         except ValueError as error:
             return Status.CORRUPT, str(error)
         has_room = measured == size
@@ -235,19 +233,19 @@ def profile_decode(
     return {name: max(s - before, 0.0) for name, s, before in zip(STAGES, sums, befores, strict=True)}
 
 
-def measure(data: bytes, *, ask_pillow: bool = False) -> tuple[int, int, str]:
-    """Return width, height, and Pillow's mode if it was asked.
+def measure(data: bytes) -> tuple[int, int]:
+    """Return an image's width and height.
 
     Raises:
-        ValueError: nobody knows its size, or the file is too short for that many pixels; in words.
+        ValueError: its size is unknown, or the file is too short for that many pixels; in words.
     """
     status, words, width, height = native.probe(as_bytes(data))
     if status == Status.CORRUPT and _claims_too_much(width, height, data):
         raise ValueError(words)
-    if not ask_pillow and width and status != Status.CORRUPT:
-        return width, height, ""
+    if width and status != Status.CORRUPT:
+        return width, height
     try:
-        return pillow.measure(data)
+        return pillow.measure(data)[:2]
     except pillow.Undecodable as error:
         raise ValueError(words if status == Status.CORRUPT else str(error)) from error
 
@@ -261,7 +259,7 @@ def _claims_too_much(width: int, height: int, data: bytes) -> bool:
 
 
 def is_pillow_older(filters: Any) -> bool:
-    """Say whether the order of passes before Pillow 13 is wanted; Pillow is asked only where that shows."""
+    """Say whether the resize has the order of passes before Pillow 13; only filters with lobes show it."""
     # Not `isin`: for a few images it takes as long as to decode a small one.
     return not WITH_LOBES.isdisjoint(filters.tolist()) and not pillow.resizes_as_kernel()
 
@@ -285,12 +283,25 @@ def _check_box(box: Box, width: int, height: int) -> None:
         raise ValueError(f"the crop box {box} has more than {MAX_CROP_PIXELS} pixels")
 
 
-def fill_by_pillow(
-    data: bytes, out: Pixels, box: Box, flip: bool, filter_: int | None, *, is_damaged: bool = False,
-    depth: Depth | None = None,
-) -> tuple[Status, str]:  # fmt: skip
-    """Decode with Pillow into `out` (H x W x C); zeroes it when that fails. No filter: it is a mask."""
+def _fill_by_pillow(
+    data: bytes, out: Pixels, box: Box, flip: bool, filter_: int | None, words: str, depth: Depth | None, *,
+    is_damaged: bool,
+) -> tuple[Status, str, str | None]:  # fmt: skip
+    """Decode with Pillow into `out` (H x W x C), which is zeroed when that fails. No filter: it is a mask.
+
+    `words`: the kernel's, for its refusal. Returns a status, its words, and why Pillow decoded it, if it did.
+    """
     out[:] = 0
+    status, said = _decode_by_pillow(data, out, box, flip, filter_, depth, is_damaged=is_damaged)
+    if status == Status.OK:
+        return status, "", DAMAGED_BUT_DECODED if is_damaged else words
+    return status, words if is_damaged else said, None
+
+
+def _decode_by_pillow(
+    data: bytes, out: Pixels, box: Box, flip: bool, filter_: int | None, depth: Depth | None, *,
+    is_damaged: bool,
+) -> tuple[Status, str]:  # fmt: skip
     try:
         width, height, mode = pillow.measure(data)
         if is_damaged and _claims_too_much(width, height, data):
@@ -348,7 +359,7 @@ class _Part(NamedTuple):
         left, top, right, bottom = self.box
         return 3 * (right - left) * (bottom - top)
 
-    def find(self, box: Box) -> Box | None:
+    def locate(self, box: Box) -> Box | None:
         """Return where a box is in it; None: not inside."""
         x, y, edge, floor = self.box
         is_inside = x <= box[0] < box[2] <= edge and y <= box[1] < box[3] <= floor
@@ -374,13 +385,13 @@ def decode_crops(
     is_older = is_pillow_older(crops.filters)
     parts: dict[int, _Part] = {}
 
-    def look(number: int) -> None:
+    def find_part(number: int) -> None:
         boxes = crops.boxes[crops.image == number]
         part = _find_part(images[number], entries[number], boxes, depth)
         if part is not None:
             parts[number] = part
 
-    def share(number: int) -> None:
+    def decode_part(number: int) -> None:
         if number in parts:
             pixels = _decode_part(images[number], entries[number], parts[number], depth)
             parts[number] = parts[number]._replace(pixels=pixels)
@@ -390,7 +401,7 @@ def decode_crops(
             int(crops.image[i]), tuple(crops.boxes[i].tolist()), bool(crops.flips[i]), int(crops.filters[i])
         )  # fmt: skip
         part, counted = parts.get(number), None
-        inside = None if part is None else part.find(box)
+        inside = None if part is None else part.locate(box)
         if part is None or part.pixels is None or inside is None:
             status, words, counted = _decode_alone(
                 images[number], entries[number], box, out[i], flip, filter_, depth, is_older
@@ -411,21 +422,21 @@ def decode_crops(
 
     counts = np.bincount(crops.image, minlength=len(images))
     shared = np.flatnonzero(counts > 1)
-    for_each(look, shared.tolist(), pool)
+    for_each(find_part, shared.tolist(), pool)
     sizes = [parts[number].size_bytes if number in parts else 0 for number in shared.tolist()]
     most = _WAITING * (1 if pool is None else pool.limit)
     for turn in binding.split_by_size(sizes, _MOST_WAITING_BYTES, most):
         some = shared[turn]
-        for_each(share, some.tolist(), pool)
+        for_each(decode_part, some.tolist(), pool)
         for_each(make, np.flatnonzero(np.isin(crops.image, some)).tolist(), pool)
         for number in some.tolist():
             parts.pop(number, None)
     for_each(make, np.flatnonzero(counts[crops.image] == 1).tolist(), pool)
-    return DecodeReport(statuses, dict(sorted(reasons.items())), len(by_pillow), dict(Counter(by_pillow)))
+    return DecodeReport(statuses, dict(sorted(reasons.items())), dict(Counter(by_pillow)))
 
 
 def _find_part(data: Any, entries: Any, boxes: I32, depth: Depth | None) -> _Part | None:
-    """Return what several crops need of an image; None: each by itself costs less, or says what is wrong."""
+    """Return the part of an image that several crops need; None: each is to be decoded by itself."""
     status, words, width, height = native.probe(as_bytes(data))
     if status == Status.NOT_TAKEN:
         if len(entries):  # they are another file's
@@ -469,29 +480,23 @@ def _decode_part(data: Any, entries: Any, part: _Part, depth: Depth | None) -> U
 
 
 def _decode_alone(
-    data: Any, entries: Any, box: Box, out: Pixels, flip: bool, filter_: int | None, depth: Depth | None,
-    is_older: bool | None = None,
+    data: Any, entries: Any, box: Box, out: Pixels, flip: bool, filter_: int, depth: Depth | None,
+    is_older: bool,
 ) -> tuple[int, str, str | None]:  # fmt: skip
-    """Decode one crop; return a status, its words, and why it went through Pillow, if it did.
+    """Decode one crop; return a status, its words, and why Pillow decoded it, if it did.
 
-    No filter: it is a mask. `is_older`: as `is_pillow_older` says it of this filter, or of more.
+    `is_older`: `is_pillow_older` of this filter, or of several.
     """
-    status, words = int(Status.NOT_TAKEN), "mask"
-    if filter_ is not None:
-        narrow = out if out.dtype == np.uint8 else np.empty(out.shape, np.uint8)
-        is_older = is_pillow_older(np.array([filter_])) if is_older is None else is_older
-        status, words = native.decode_one(
-            as_bytes(data), as_bytes(entries), box, narrow.reshape(-1), out.shape, flip, filter_, is_older
-        )
-        if status == Status.OK and narrow is not out:
-            np.multiply(narrow, WIDEN, out=out)
-    if status == Status.OK:
-        return status, "", None
-    if status not in (Status.NOT_TAKEN, Status.CORRUPT):
+    narrow = out if out.dtype == np.uint8 else np.empty(out.shape, np.uint8)
+    status, words = native.decode_one(
+        as_bytes(data), as_bytes(entries), box, narrow.reshape(-1), out.shape, flip, filter_, is_older
+    )
+    if status in (Status.NOT_TAKEN, Status.CORRUPT):
+        is_damaged = status == Status.CORRUPT
+        return _fill_by_pillow(bytes(data), out, box, flip, filter_, words, depth, is_damaged=is_damaged)
+    if status != Status.OK:
         out[:] = 0
         return status, words, None
-    is_damaged = status == Status.CORRUPT
-    filled, said = fill_by_pillow(bytes(data), out, box, flip, filter_, is_damaged=is_damaged, depth=depth)
-    if filled == Status.OK:
-        return filled, "", DAMAGED_BUT_DECODED if is_damaged else words
-    return filled, words if is_damaged else said, None
+    if narrow is not out:
+        np.multiply(narrow, WIDEN, out=out)
+    return status, "", None

@@ -147,7 +147,7 @@ def decode_whole(
         if report.statuses[0] in _MAY_BE_BETTER_LATER:
             return
         # Damage that Pillow decodes: of crops that do not show it, the kernel's pixels count.
-        if report.statuses[0] or DAMAGED_BUT_DECODED in (report.pillow_reasons or {}):
+        if report.statuses[0] or DAMAGED_BUT_DECODED in report.pillow_reasons:
             refused.append(i)
         elif keep(i, out[0], int(images.length[i]), BY_PILLOW if report.by_pillow else 0):
             tally.count(report)

@@ -359,7 +359,7 @@ def _read(wanted: Wanted, *, is_for_gpu: bool, raises: bool) -> _Sources:
 
 
 def _measure(data: bytes) -> tuple[int, int]:
-    width, height = kernel.measure(data)[:2]
+    width, height = kernel.measure(data)
     if width * height > pillow.most_pixels():
         raise ValueError(pillow.say_too_large(width, height))
     return width, height

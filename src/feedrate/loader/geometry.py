@@ -40,7 +40,7 @@ class Tally:
     def count(self, report: DecodeReport) -> None:
         """Add what was read and what went through Pillow, and nothing of how samples ended."""
         with self._lock:
-            self._by_pillow.update(report.pillow_reasons or {})
+            self._by_pillow.update(report.pillow_reasons)
             self._bytes_read += report.bytes_read
 
     def add(self, report: DecodeReport, but: I64 | None = None, *, at: I64 | None = None) -> None:
@@ -55,14 +55,8 @@ class Tally:
                     self._reasons[place] = report.reasons[i]
 
     def report(self) -> DecodeReport:
-        by_pillow = dict(self._by_pillow)
-        return DecodeReport(
-            self._statuses,
-            dict(sorted(self._reasons.items())),
-            sum(by_pillow.values()),
-            by_pillow,
-            self._bytes_read,
-        )
+        reasons = dict(sorted(self._reasons.items()))
+        return DecodeReport(self._statuses, reasons, dict(self._by_pillow), self._bytes_read)
 
 
 Sides = tuple[I64, I64]  # widths, heights

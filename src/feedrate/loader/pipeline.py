@@ -96,7 +96,7 @@ class Meter:
     def add_report(self, report: DecodeReport) -> None:
         with self._lock:
             self._counts.update(by_pillow=report.by_pillow, bytes_read=report.bytes_read)
-            self._pillow_reasons.update(report.pillow_reasons or {})
+            self._pillow_reasons.update(report.pillow_reasons)
 
     def add_gpu(self, decoded: int, left: Mapping[str, int]) -> bool:
         """Count images that the GPU decoded, and why others were left to the CPU; say if none was before."""

@@ -324,7 +324,7 @@ class GpuDecoder:
         """Decode the rest on the CPU, then what the GPU could not."""
         out, is_taken = jobs[0].out, np.logical_or.reduce([job.taken for job in jobs])
         tally = Tally(len(is_taken))
-        tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, sum(job.bytes_read for job in jobs)))
+        tally.count(DecodeReport(np.empty(0, np.int32), {}, {}, sum(job.bytes_read for job in jobs)))
         self._decode_here(request, out, np.flatnonzero(~is_taken), tally)
         jobs[-1].event.synchronize()  # the last of all, on one stream
         statuses = np.zeros(len(is_taken), np.int32)

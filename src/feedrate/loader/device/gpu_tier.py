@@ -416,7 +416,7 @@ class StoredPixels:
             job = self._decoder.begin(part, chosen, partial(self._store, part)) if len(chosen) else None
             if job is None:
                 break
-            tally.count(DecodeReport(np.empty(0, np.int32), {}, 0, {}, job.bytes_read))
+            tally.count(DecodeReport(np.empty(0, np.int32), {}, {}, job.bytes_read))
             job.event.synchronize()
             images, rooms = job.out
             is_good = job.taken & ((job.statuses.numpy() & ~UNSURE_BIT) == 0) & (images["address"] != 0)

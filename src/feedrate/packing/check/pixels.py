@@ -61,7 +61,7 @@ def compare_with_pillow(
                     problems.append(Problem(name, f"cannot be loaded: {reason}"))
                 elif reason is None and theirs is not None and not report.by_pillow:
                     found.append((name, compare_pixels(ours, theirs)))
-                by_pillow.update(report.pillow_reasons or {})
+                by_pillow.update(report.pillow_reasons)
     problems += [Problem(name, _say_difference(one)) for name, one in found if not one.is_rounding]
     return _sum_up(found, dict(by_pillow.most_common()), asked=len(positions)), tuple(problems)
 
