@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedrate.draws import mix_array
 from feedrate.errors import UsageError
-from feedrate.loader.order import Given, Sequential, Shuffled, Weighted, Windowed, cut, permute
+from feedrate.loader.order import Given, Sequential, Shuffled, Subset, Weighted, Windowed, permute
 from feedrate.loader.ranks import Shares
 from support.examples import examples
 from support.shuffles import measure_shuffle
@@ -212,14 +212,14 @@ def test_weighted_draws_are_the_same_in_any_batch():
 @given(n=st.integers(0, 2000), middle=st.floats(0.01, 0.99))
 @settings(max_examples=examples(60), deadline=None)
 def test_splits_are_disjoint_and_complete(n: int, middle: float):
-    one, two = cut(n, (0, middle)), cut(n, (middle, 1))
+    one, two = Subset((n,), (0, middle)), Subset((n,), (middle, 1))
     members = [s.positions(np.arange(len(s), dtype=np.int64)).tolist() for s in (one, two)]
     assert len(members[0]) == round(n * middle)
     assert sorted(members[0] + members[1]) == list(range(n))
 
 
 def test_a_split_is_spread_over_the_pack():
-    part = cut(10_000, (0, 0.1))
+    part = Subset((10_000,), (0, 0.1))
     positions = part.positions(np.arange(len(part), dtype=np.int64))
     assert np.histogram(positions, bins=10, range=(0, 10_000))[0].min() > 60
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from feedrate import AppendOptions, Dataset, Loader, PackOptions, append, pack, split
 from feedrate.errors import PackError, UsageError
 from feedrate.format.manifest import dump_manifest, read_manifest
-from feedrate.loader.order import cut, members
+from feedrate.loader.order import Subset, members
 from support.examples import examples
 from support.images import save_image
 from support.packs import write_numbers
@@ -143,7 +143,7 @@ def test_no_sample_changes_sides_whatever_is_appended(sizes: list[int], edges: l
     for count in range(1, len(sizes) + 1):
         pieces = sizes[:count]
         for part in fractions:
-            subset = cut(pieces, part)
+            subset = Subset(pieces, part)
             assert len(subset) == sum(round(part[1] * n) - round(part[0] * n) for n in pieces)
             for position in members(subset).tolist():
                 assert side.setdefault(position, part) == part

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`feedrate.decode_batch`: crops of images, without a pack, to one tensor on the GPU or the CPU.
 
-Arguments become arrays, files are read and looked at in threads, and what is wanted goes through
-the GPU decoder of the Loader, or the kernel: the pixels are the same.
+Arguments become arrays, threads read and measure the files, and the GPU decoder of the Loader, or the kernel,
+makes the crops: the pixels are the same.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -38,7 +39,7 @@ from feedrate.loader.device.gpu_decode import (
     open_decoder,
     put_samples,
 )
-from feedrate.loader.device.transfer import DevicePixels, Transfer, choose_placement, find_pinned
+from feedrate.loader.device.transfer import DevicePixels, Transfer, choose_placement, send
 from feedrate.loader.geometry import Tally
 from feedrate.loader.image import BYTES, Source, read_source
 from feedrate.loader.pipeline import Meter
@@ -51,20 +52,20 @@ _LARGEST_EDGE = 2**31 - 1
 
 
 class Wanted(NamedTuple):
-    """What was asked for.
+    """The checked arguments.
 
     Attributes:
-        has_boxes: there are crops; else the boxes are zero, and those of whole images are wanted.
+        has_boxes: the user gave crops; else the boxes are zero until the images are measured.
         size: height and width.
-        entries: one per image; None: none at all.
-        depth: what becomes of gray of more than 8 bits.
+        entries: one per image; b"": none.
+        depth: the way of gray of more than 8 bits to pixels.
     """
 
     images: Sequence[Source]
     crops: Crops
     has_boxes: bool
     size: Size
-    entries: Sequence[bytes | None] | None
+    entries: list[bytes]
     depth: Depth | None
 
 
@@ -116,12 +117,10 @@ def parse_device(device: Any) -> Any:
                 f"device={device!r} is used by way of torch, which cannot be imported: {error}",
                 hint='pip install torch; device="cpu" needs none',
             ) from error
-        try:
+        with contextlib.suppress(RuntimeError, TypeError):
             found = torch.device(device)
-        except (RuntimeError, TypeError):
-            found = None
-        if found is not None and found.type in ("cuda", "cpu"):
-            return None if found.type == "cpu" else found
+            if found.type in ("cuda", "cpu"):
+                return None if found.type == "cpu" else found
     raise UsageError(f'device must be "cuda", "cuda:1", a torch.device of these, or "cpu"; got {device!r}')
 
 
@@ -186,16 +185,16 @@ def _check_flips(flips: Any, count: int, per: str) -> Any:
     return array
 
 
-def _check_entries(entries: Any, count: int) -> Sequence[bytes | None] | None:
+def _check_entries(entries: Any, count: int) -> list[bytes]:
     if entries is None:
-        return None
+        return [b""] * count
     if isinstance(entries, BYTES):
         raise UsageError("entries must be a list, bytes for each image, got bytes")
     _check_length("entries", entries, count, "image")
     for i, one in enumerate(entries):
         if one is not None and not isinstance(one, BYTES):
             raise UsageError(f"entries[{i}] must be bytes, b'' or None, got {type(one).__name__}")
-    return list(entries)
+    return [bytes(one or b"") for one in entries]
 
 
 def _check_length(name: str, values: Any, count: int, per: str) -> None:
@@ -232,7 +231,7 @@ class CropStatus(NamedTuple):
 
     Attributes:
         status: "ok", "unreadable", "corrupt", "bad_box" or "bad_entries".
-        reason: what is wrong, in words; "" where it is ok.
+        reason: the fault in words; "" where it is ok.
     """
 
     status: str
@@ -256,12 +255,12 @@ def decode_batch(
     """Decode, crop, resize and flip images; return RGB pixels, uint8, as one tensor N,C,H,W on the device.
 
     Its memory is channels-last, as that of the Loader's batches. With device="cpu", where torch is not
-    installed, it is a numpy array N,H,W,C. The bytes are the same on every device: what the GPU does not take
-    (progressive JPEG, PNG, damage) is decoded by the CPU in the same batch.
+    installed, it is a numpy array N,H,W,C. The bytes are the same on every device: images that the GPU does
+    not take (progressive JPEG, PNG, damage) are decoded by the CPU in the same batch.
 
     Any thread may call this. On a GPU the host waits for the decoding, and the current stream may use the
-    pixels at once; buffers on the GPU are kept for the next call, and what they have no room for at once is
-    decoded in turns.
+    pixels at once; buffers on the GPU are kept for the next call, and images for which they have no room at
+    once are decoded in turns.
 
     Args:
         images: paths, or the bytes of image files.
@@ -274,7 +273,7 @@ def decode_batch(
             a GPU needs them, so that they are found first, by a pass of the CPU over the file.
         image_index: for each crop the number of its image, from 0; an image of several crops is decoded once.
             `crops` and `flips` are then as long as this. None: one crop per image.
-        depth: what becomes of gray of more than 8 bits, which is an error without it, whatever `on_error`
+        depth: the way of gray of more than 8 bits to pixels; it is an error without it, whatever `on_error`
             says: "clip" cuts at 255, as Pillow's `convert("L")` does; (low, high): that range becomes 0 to
             255.
         device: "cuda", "cuda:1", a torch.device, or "cpu".
@@ -292,51 +291,46 @@ def decode_batch(
     wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index, depth)
     place = parse_device(device)
     opened = None if place is None else _open(place)
-    sources = _read(wanted, is_for_gpu=opened is not None, raises=on_error == "raise")
+    sources = _read_sources(wanted, is_for_gpu=opened is not None, raises=on_error == "raise")
     if sources.faults and on_error == "raise":
         number = min(sources.faults)
         raise UsageError(f"{_name(number, wanted)} cannot be decoded: {sources.faults[number].reason}")
     pixels, report = (
         _decode_here(wanted, sources) if opened is None else _decode_there(opened, wanted, sources)
     )
-    found = [_say(i, report, wanted, sources) for i in range(len(report.statuses))]
+    found = [_conclude(i, report, wanted, sources) for i in range(len(report.statuses))]
     for i, one in enumerate(found):
         is_too_deep = report.statuses[i] == Status.TOO_DEEP  # a setting is missing, and no image is bad
         if one.status != "ok" and (is_too_deep or on_error == "raise"):
-            raise _make_error(i, one, wanted, sources)
+            raise _make_error(i, one, wanted)
     return (pixels, found) if on_error == "status" else pixels
 
 
 @dataclass(slots=True)
 class _Sources:
-    """The images as they were read.
+    """The images' bytes.
 
     Attributes:
-        boxes: of all crops.
-        entries: b"": none.
+        entries: entry points; b"": none.
         faults: images that cannot be read or measured, and why.
     """
 
     data: list[bytes]
     entries: list[bytes]
     crcs: U32
-    boxes: Any
     faults: dict[int, CropStatus]
 
 
-def _read(wanted: Wanted, *, is_for_gpu: bool, raises: bool) -> _Sources:
-    """Read the images, and find sizes and entry points that nobody gave."""
+def _read_sources(wanted: Wanted, *, is_for_gpu: bool, raises: bool) -> _Sources:
+    """Read the images, and find the boxes and entry points that were not given."""
     count = len(wanted.images)
-    sources = _Sources(
-        [b""] * count, [bytes(one or b"") for one in wanted.entries or [b""] * count],
-        np.zeros(count, np.uint32), wanted.crops.boxes.copy(), {},
-    )  # fmt: skip
+    sources = _Sources([b""] * count, wanted.entries, np.zeros(count, np.uint32), {})
 
     def read(i: int) -> None:
         try:
             data = read_source(wanted.images[i])[1]
             if not wanted.has_boxes:
-                sources.boxes[wanted.crops.image == i] = (0, 0, *_measure(data))
+                wanted.crops.boxes[wanted.crops.image == i] = (0, 0, *_measure(data))
         except (NotFound, StorageError) as error:
             if raises:
                 raise type(error)(f"image {i}: {error.message}", hint=error.hint) from error
@@ -366,9 +360,8 @@ def _measure(data: bytes) -> tuple[int, int]:
 
 
 def _decode_here(wanted: Wanted, sources: _Sources) -> tuple[Any, DecodeReport]:
-    crops = wanted.crops._replace(boxes=sources.boxes)
-    out = np.empty((len(crops.image), *wanted.size, 3), np.uint8)
-    report = kernel.decode_crops(sources.data, sources.entries, crops, out, _find_pool(), wanted.depth)
+    out = np.empty((len(wanted.crops.image), *wanted.size, 3), np.uint8)
+    report = kernel.decode_crops(sources.data, sources.entries, wanted.crops, out, _find_pool(), wanted.depth)
     return (to_torch(out, Kind.IMAGE) if choose_output(None) == "torch" else out), report
 
 
@@ -378,30 +371,27 @@ def _decode_there(
     import torch
 
     placement, decoder = opened
-    crops, size = wanted.crops._replace(boxes=sources.boxes), (*wanted.size, 3)
-
-    def lend(count: int) -> U8:
-        pinned = placement.lend((count, *size))
-        assert pinned is not None
-        return pinned
-
+    size = (*wanted.size, 3)
     with torch.cuda.device(placement.device):
-        request = _Request(sources, crops, size, lend, _find_pool(), wanted.depth)
-        parts = list(_split([len(one) for one in sources.data], crops.image))
+        request = _Request(
+            sources,
+            wanted.crops,
+            size,
+            lambda count: placement.lend((count, *size)),
+            _find_pool(),
+            wanted.depth,
+        )
+        parts = list(_split([len(one) for one in sources.data], wanted.crops.image))
         if len(parts) == 1:
-            pixels, report = decoder.decode(request, in_turns=True)
+            pixels, report = decoder.decode(request)
         else:
             pixels, report = _decode_parts(decoder, request, parts)
         if isinstance(pixels, DevicePixels):
-            stream = torch.cuda.current_stream(placement.device)
+            tensor, stream = pixels.tensor, torch.cuda.current_stream(placement.device)
             stream.wait_event(placement.stream.record_event())
-            pixels.tensor.record_stream(stream)
-            tensor = pixels.tensor
+            tensor.record_stream(stream)
         else:
-            pinned = find_pinned(pixels)
-            tensor = (torch.from_numpy(pixels) if pinned is None else pinned).to(
-                placement.device, non_blocking=True
-            )
+            tensor = send(pixels, placement.device)
     return tensor.permute(0, 3, 1, 2), report
 
 
@@ -422,7 +412,7 @@ def _decode_parts(
     with torch.cuda.stream(decoder.stream):
         out = torch.empty((len(request), *request.size), dtype=torch.uint8, device=decoder.device)
     for at in parts:
-        pixels, report = decoder.decode(replace(request, crops=request.crops.take(at)), in_turns=True)
+        pixels, report = decoder.decode(replace(request, crops=request.crops.take(at)))
         tally.add(report, at=at)
         put_samples(pixels, at, out, decoder.stream)
     return DevicePixels(out, decoder.stream), tally.report()
@@ -430,30 +420,28 @@ def _decode_parts(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the GPU decoder is asked for (gpu_decode.Request)."""
+    """A request to the GPU decoder (gpu_decode.Request)."""
 
     sources: _Sources
     crops: Crops
     size: tuple[int, int, int]
     lend: Callable[[int], U8]
     pool: kernel.Pool
-    depth: Depth | None = None
+    depth: Depth | None
 
     def __len__(self) -> int:
         return len(self.crops.image)
 
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
-        del share  # all that is possible
+        del share  # all of them are wanted
         has_entries = np.array([len(one) > 0 for one in self.sources.entries])
         chosen = np.flatnonzero(has_entries[self.crops.image])
         return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
 
     def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
         crops, used = self.crops, set(self.crops.image[chosen].tolist())
-        data, starts = _join([one if i in used else b"" for i, one in enumerate(self.sources.data)])
-        packed, entry_starts = _join(
-            [one if i in used else b"" for i, one in enumerate(self.sources.entries)]
-        )
+        data, starts = _join_used(self.sources.data, used)
+        packed, entry_starts = _join_used(self.sources.entries, used)
         boxes = np.zeros_like(crops.boxes)  # others have no box, and so are not taken
         boxes[chosen] = crops.boxes[chosen]
         taken = plan.look(
@@ -464,22 +452,19 @@ class _Request:
         return Planned(data, taken, 0)
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
-        out = self.lend(len(at))
-        sources = self.sources
-        report = kernel.decode_crops(
-            sources.data, sources.entries, self.crops.take(at), out, self.pool, self.depth
-        )
-        return out, report
+        out, sources, crops = self.lend(len(at)), self.sources, self.crops.take(at)
+        return out, kernel.decode_crops(sources.data, sources.entries, crops, out, self.pool, self.depth)
 
 
-def _join(parts: Sequence[bytes]) -> tuple[U8, I64]:
-    """Return parts one behind the other, and where each begins."""
+def _join_used(texts: Sequence[bytes], used: set[int]) -> tuple[U8, I64]:
+    """Return the texts with these numbers one behind the other, and where each begins; others are empty."""
+    parts = [text if i in used else b"" for i, text in enumerate(texts)]
     starts = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=starts[1:])
     return np.frombuffer(b"".join(parts), np.uint8), starts
 
 
-def _say(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> CropStatus:
+def _conclude(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> CropStatus:
     fault = sources.faults.get(int(wanted.crops.image[i]))
     if fault is not None:
         return fault
@@ -489,10 +474,10 @@ def _say(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> Cro
     return CropStatus(status.name.lower(), report.reasons.get(i) or explain_status(status))
 
 
-def _make_error(i: int, found: CropStatus, wanted: Wanted, sources: _Sources) -> FeedrateError:
+def _make_error(i: int, found: CropStatus, wanted: Wanted) -> FeedrateError:
     name = _name(int(wanted.crops.image[i]), wanted)
     if found.status == "bad_box":
-        return UsageError(f"crop {i}, {tuple(sources.boxes[i].tolist())}, of {name}: {found.reason}")
+        return UsageError(f"crop {i}, {tuple(wanted.crops.boxes[i].tolist())}, of {name}: {found.reason}")
     return UsageError(f"{name} cannot be decoded: {found.reason}")
 
 

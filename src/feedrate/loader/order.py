@@ -3,7 +3,7 @@
 
 An epoch has `length` slots; an order says which sample stands in which slot. Which rank takes which slot is
 ranks.py's business, so the global order cannot depend on the number of ranks. A split says which samples an
-order is over; a saved state, where in an epoch a loader stands, and what must agree when it is loaded again.
+order is over; a saved state, where in an epoch a loader stands, and which settings must agree to go on there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import difflib
 import functools
 import hashlib
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,55 +46,58 @@ class EpochOrder:
     indices: Callable[[I64], I64]
 
 
-class Order(Protocol):
+class Order(ABC):
     """A kind of order over `n` samples."""
 
-    kind: str
-    repeats: bool  # one sample may come several times in an epoch
+    kind: ClassVar[str]
+    repeats = False  # True: one sample may come several times in an epoch
 
+    def __init__(self, n: int, seed: int = 0) -> None:
+        self.n, self.seed = n, seed
+
+    @abstractmethod
     def at(self, epoch: int) -> EpochOrder: ...
 
     def identity(self) -> str:
-        """Return what distinguishes this order from others of its kind, for the saved state."""
-        ...
+        """Return the difference to other orders of its kind, for the saved state."""
+        return ""
 
 
-class Sequential:
-    kind, repeats = "sequential", False
-
-    def __init__(self, n: int) -> None:
-        self.n = n
+class Sequential(Order):
+    kind = "sequential"
 
     def at(self, epoch: int) -> EpochOrder:
         del epoch
         return EpochOrder(self.n, lambda slots: slots)
 
-    def identity(self) -> str:
-        return ""
 
-
-class Shuffled:
-    kind, repeats = "shuffled", False
-
-    def __init__(self, n: int, seed: int) -> None:
-        self.n, self.seed = n, seed
+class Shuffled(Order):
+    kind = "shuffled"
 
     def at(self, epoch: int) -> EpochOrder:
         key = make_key(self.seed, epoch, Purpose.ORDER)
         return EpochOrder(self.n, lambda slots: permute(slots, self.n, key))
 
-    def identity(self) -> str:
-        return ""
 
+class _InBlocks(Order):
+    """Samples move in blocks, and are mixed in windows of several blocks."""
 
-class _InBlocks:
-    """What moves in blocks, and is mixed in windows of them."""
-
-    block: int
-    window: int
+    def __init__(self, n: int, seed: int, block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS) -> None:
+        super().__init__(n, seed)
+        self.block, self.window = block, block * window_blocks
 
     def identity(self) -> str:
         return f"{self.block}x{self.window // self.block}"
+
+    def _mix_windows(self, slots: I64, epoch: int) -> I64:
+        """Return a permutation that moves no slot out of its window."""
+        number, inside = np.divmod(slots, self.window)
+        keys = mix_array(number.astype(np.uint64) + np.uint64(make_key(self.seed, epoch, Purpose.WINDOW)))
+        last = number == self.n // self.window
+        mixed = np.empty_like(slots)
+        for members, size in ((~last, self.window), (last, self.n % self.window)):
+            mixed[members] = permute(inside[members], size, keys[members])
+        return number * self.window + mixed
 
 
 class Windowed(_InBlocks):
@@ -104,18 +108,14 @@ class Windowed(_InBlocks):
     remains at the end are always the same.
     """
 
-    kind, repeats = "windowed", False
-
-    def __init__(self, n: int, seed: int, block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS) -> None:
-        self.n, self.seed, self.block, self.window = n, seed, block, block * window_blocks
+    kind = "windowed"
 
     def at(self, epoch: int) -> EpochOrder:
         return EpochOrder(self.n, lambda slots: self._indices(epoch, slots))
 
     def _indices(self, epoch: int, slots: I64) -> I64:
         whole_blocks = self.n // self.block
-        mixed = _mix_windows(slots, self.n, self.window, make_key(self.seed, epoch, Purpose.WINDOW))
-        block, rest = np.divmod(mixed, self.block)
+        block, rest = np.divmod(self._mix_windows(slots, epoch), self.block)
         is_whole = block < whole_blocks
         block[is_whole] = permute(block[is_whole], whole_blocks, make_key(self.seed, epoch, Purpose.BLOCKS))
         offset = make_key(self.seed, epoch, Purpose.OFFSET) % max(self.n, 1)
@@ -135,13 +135,13 @@ class Staged(_InBlocks):
         by_position: the samples in stored order; None: they are.
     """
 
-    kind, repeats = "staged", False
+    kind = "staged"
 
     def __init__(
         self, n: int, seed: int, edges: I64, by_position: I64 | None = None, *,
         block: int = BLOCK, window_blocks: int = WINDOW_BLOCKS,
     ) -> None:  # fmt: skip
-        self.n, self.seed, self.block, self.window = n, seed, block, block * window_blocks
+        super().__init__(n, seed, block, window_blocks)
         self._by_position = by_position
         self._later = Shuffled(n, seed)
         counts = -(-np.diff(edges) // block)
@@ -160,34 +160,21 @@ class Staged(_InBlocks):
         return EpochOrder(self.n, self._indices)
 
     def _indices(self, slots: I64) -> I64:
-        mixed = _mix_windows(slots, self.n, self.window, make_key(self.seed, 0, Purpose.WINDOW))
+        mixed = self._mix_windows(slots, 0)
         block = np.searchsorted(self._before, mixed, side="right") - 1
         found: I64 = self._starts[block] + mixed - self._before[block]
         return found if self._by_position is None else self._by_position[found]
 
 
-def _mix_windows(slots: I64, n: int, window: int, key: int) -> I64:
-    """Return a permutation that moves no slot out of its window."""
-    number, inside = np.divmod(slots, window)
-    keys = mix_array(number.astype(np.uint64) + np.uint64(key))
-    last = number == n // window
-    mixed = np.empty_like(slots)
-    for members, size in ((~last, window), (last, n % window)):
-        mixed[members] = permute(inside[members], size, keys[members])
-    return number * window + mixed
-
-
-class Given:
+class Given(Order):
     """Positions the user gave: an array for every epoch, or a function of the epoch."""
 
     kind, repeats = "given", True
 
     def __init__(self, given: Sequence[int] | I64 | Callable[[int], Sequence[int] | I64], n: int) -> None:
-        self.n = n
+        super().__init__(n)
         self._given = given
-        self._latest: tuple[int, I64] | None = None
-        if not callable(given):
-            self._latest = (-1, self._check(given))
+        self._latest: tuple[int, I64] | None = None if callable(given) else (-1, self._check(given))
 
     def at(self, epoch: int) -> EpochOrder:
         positions = self._positions(epoch)
@@ -199,12 +186,11 @@ class Given:
         return _digest(self._positions(0))
 
     def _positions(self, epoch: int) -> I64:
-        if not callable(self._given):
-            assert self._latest is not None
-            return self._latest[1]
-        if self._latest is None or self._latest[0] != epoch:
-            self._latest = (epoch, self._check(self._given(epoch)))
-        return self._latest[1]
+        latest = self._latest
+        if callable(self._given) and (latest is None or latest[0] != epoch):
+            latest = self._latest = (epoch, self._check(self._given(epoch)))
+        assert latest is not None
+        return latest[1]
 
     def _check(self, given: Sequence[int] | I64) -> I64:
         array = np.asarray(given)
@@ -219,19 +205,19 @@ class Given:
         return positions
 
 
-class Weighted:
+class Weighted(Order):
     """Sampling with replacement, in proportion to weights; an epoch is as long as the dataset."""
 
     kind, repeats = "weighted", True
 
     def __init__(self, weights: F64, seed: int) -> None:
-        self.seed = seed
+        super().__init__(len(weights), seed)
         self._sums = np.cumsum(weights)
         self._identity = _digest(self._sums)
 
     def at(self, epoch: int) -> EpochOrder:
         key = make_key(self.seed, epoch, Purpose.WEIGHTS)
-        return EpochOrder(len(self._sums), lambda slots: self._indices(key, slots))
+        return EpochOrder(self.n, lambda slots: self._indices(key, slots))
 
     def _indices(self, key: int, slots: I64) -> I64:
         points = draw_uniforms(key, slots, 1)[:, 0] * self._sums[-1]
@@ -245,7 +231,7 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Subset:
-    """Positions of a split by fractions, whatever the seed; exact counts.
+    """Positions of a split by fractions (None: all), whatever the seed; exact counts.
 
     A pack is cut piece by piece: what it was made of, then each append. A piece has one fixed permutation, of
     which a split takes a range, so an append moves no sample that was there to the other side.
@@ -267,7 +253,7 @@ class Subset:
             return None
         edges = [float(edge) for edge in self.fractions]
         # States of before there were pieces have the edges alone, and may have cut another part.
-        in_one = cut(sum(self.pieces), self.fractions)
+        in_one = Subset((sum(self.pieces),), self.fractions)
         is_same = len(self.pieces) == 1 or (self.is_whole and in_one.is_whole)
         return edges if is_same else [*edges, list(self.pieces)]
 
@@ -304,20 +290,11 @@ class Members:
         return self.chosen[indices].astype(np.int64)
 
     def identity(self) -> str:
-        """Return what distinguishes it from another split of the same name, for the saved state."""
+        """Return the difference to other splits of the same name, for the saved state."""
         return f"{self.name} {_digest(self.chosen.astype(np.int64))}"
 
 
-def cut(pieces: int | Sequence[int], fractions: tuple[float, float] | None) -> Subset:
-    """Return the samples of a split `(start, stop)`; None: all of them.
-
-    Args:
-        pieces: how many samples the pack was made of, and how many each append brought.
-    """
-    return Subset((pieces,) if isinstance(pieces, int) else tuple(pieces), fractions)
-
-
-def _find_pieces(pack: Pack) -> list[int]:
+def _find_pieces(pack: Pack) -> tuple[int, ...]:
     """Return how many samples the pack was made of, and how many each append brought."""
     appended = pack.manifest.settings.get("appended", [])
     try:
@@ -329,7 +306,7 @@ def _find_pieces(pack: Pack) -> list[int]:
         raise PackError(
             f"{pack.name} is damaged: pack.json names appended samples that {len(pack):,} do not hold"
         )
-    return [first, *brought]
+    return first, *brought
 
 
 def _digest(array: I64 | F64) -> str:
@@ -399,7 +376,7 @@ def count_parts(pack: Pack) -> dict[str, int]:
 
 def _find_split(pack: Pack, split: str | tuple[float, float] | None) -> Split:
     if not isinstance(split, str):
-        return cut(_find_pieces(pack) if split is not None else len(pack), split)
+        return Subset((len(pack),) if split is None else _find_pieces(pack), split)
     column, colon, parts = split.partition(":")
     if not colon:
         column, parts = DEFAULT_COLUMN, split
@@ -515,7 +492,7 @@ _WORDS = {
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """Return what tells packs apart: the checksums of their shards, in order."""
+    """Return a pack's fingerprint: from the checksums of its shards, in order."""
     known = (shard.known_by for shard in manifest.shards)
     checks = ",".join(f"{samples}:{size_bytes}:{crc32c:08x}" for samples, size_bytes, crc32c in known)
     return f"{manifest.samples}-{kernel.crc32c(checks.encode()):08x}"

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a batch of JPEGs is decoded on a GPU: what is staged, which buffers there are, which kernels run.
+"""How a batch of JPEGs is decoded on a GPU: the bytes that are staged, the buffers, and the kernels in order.
 
     plan = BatchPlan()
     taken = plan.look(data, starts, crcs, entries, entry_starts, boxes=..., flips=..., size=(224, 224))
     plan.fill(data, staged)  # staged: pinned memory of the host, which is then copied to the device
     run(plan, launch, buffers, out, statuses)
 
-`launch` is whatever starts a kernel by its name: a GPU's launcher, or the one of the tests, which runs the
-same source on the CPU. Pixels are those of `kernel.decode_batch`, byte for byte. A sample that was not taken,
-or whose status is not 0 afterwards, is to be decoded there: it has the reason in words, and asks Pillow.
+`launch` starts a kernel by its name: a GPU's launcher, or that of the tests, which runs the same source on
+the CPU. Pixels are those of `kernel.decode_batch`, byte for byte. That one decodes the samples that were not
+taken, and those whose status is not 0 afterwards: it has the reason in words, and asks Pillow.
 
 Crops of whole images that are kept on the GPU are planned and made in the same way:
 
@@ -66,7 +66,7 @@ class Launch(Protocol):
 
 
 class Crops(TypedDict, total=False):
-    """What is made of the files of a batch.
+    """The crops that a batch makes of its files.
 
     Attributes:
         boxes: N x 4: left, top, right, bottom.
@@ -90,7 +90,7 @@ class Crops(TypedDict, total=False):
 
 
 class Sizes(NamedTuple):
-    """What a plan came to: numbers of things, and at which byte of what is staged its parts begin."""
+    """A plan's sizes: numbers of things, and the byte of the staged buffer at which each part begins."""
 
     images: int
     groups: int
@@ -133,7 +133,7 @@ class BatchPlan:
             crcs: the crc32c of each file, already compared with its bytes.
             entries: entry points, one file's behind the other's (none: the CPU decodes it).
             entry_starts: as `starts`.
-            crops: what is made of them.
+            crops: the crops to make of them.
         """
         files = len(crcs)
         return self._plan(
@@ -149,7 +149,7 @@ class BatchPlan:
     def read(self, files: Files, images: Ranges, entries: Ranges, **crops: Unpack[Crops]) -> Flags:
         """Do the same with files that are on disk: each is read, checked and planned by one thread, at once.
 
-        What cannot be read, or differs from its checksum, is not taken. `fill` then needs no data.
+        A file that cannot be read, or differs from its checksum, is not taken. `fill` then needs no data.
         """
         n = len(images)
         return self._plan(
@@ -187,7 +187,7 @@ class BatchPlan:
         return taken.view(np.bool_)
 
     def fill(self, data: U8 | None, staged: U8, pool: Pool | None = None) -> None:
-        """Write what the kernels read, `sizes.staged` bytes; `data` is what `look` saw, None after `read`."""
+        """Write the kernels' input, `sizes.staged` bytes; `data` is that of `look`, None after `read`."""
         data = np.empty(0, np.uint8) if data is None else data
         self._native.fill(data=data, pool=None if pool is None else pool._native, staged=staged)
 
@@ -217,7 +217,7 @@ def run(
     """Start all kernels of a batch, in order.
 
     Args:
-        plan: filled; what it filled has been copied to `buffers["staged"]`.
+        plan: filled, and the filled bytes copied to `buffers["staged"]`.
         launch: starts one kernel, after those before it.
         buffers: arrays of bytes on the device, as `BatchPlan.buffer_bytes` names them, aligned to 256 bytes.
         out: bytes for N x height x width x channels, aligned to 4 bytes; those of samples that were not taken
@@ -226,18 +226,15 @@ def run(
             samples that were not taken are left alone.
         channels: 3 (RGB) or 1 (gray, as Pillow's "L").
     """
-    sizes, (height, width) = plan.sizes, plan.size
-    if not sizes.images:
+    if not plan.sizes.images:
         return
     images, tiles = _run_to_samples(plan, launch, buffers, statuses)
-    bounds, weights, samples = (buffers[k] for k in ("bounds", "weights", "samples"))
-    # When blocks have become samples, nobody needs the coefficients any more.
-    pixels = buffers["coefficients"]
-    launch("convert_pixels", (sizes.tiles, 1), 128, [images, tiles, samples, pixels, np.int32(channels)])
-    resize(
-        launch, (sizes.images, sizes.tiles, sizes.pixels), (images, tiles, pixels, bounds, weights, statuses),
-        out, (height, width, channels),
+    # Once blocks have become samples, their coefficients are not needed any more: pixels take that buffer.
+    samples, pixels = buffers["samples"], buffers["coefficients"]
+    launch(
+        "convert_pixels", (plan.sizes.tiles, 1), 128, [images, tiles, samples, pixels, np.int32(channels)]
     )  # fmt: skip
+    _resize(plan.sizes, plan.size, launch, buffers, images, tiles, out, statuses, channels)
 
 
 def run_whole(
@@ -263,7 +260,7 @@ def run_whole(
 def _run_to_samples(
     plan: BatchPlan, launch: Launch, buffers: Mapping[str, Any], statuses: Any
 ) -> tuple[Any, Any]:
-    """Start what comes before the conversion to pixels; return the images and tiles on the device."""
+    """Start the kernels before the conversion to pixels; return the images and tiles on the device."""
     sizes, (height, width) = plan.sizes, plan.size
     staged = buffers["staged"]
     starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at, sizes.words_at)
@@ -279,27 +276,17 @@ def _run_to_samples(
     return images, tiles
 
 
-def resize(
-    launch: Launch,
-    counts: tuple[int, int, int],
-    arrays: tuple[Any, Any, Any, Any, Any, Any],
-    out: Any,
-    size: tuple[int, int, int],
-) -> None:
-    """Start the two passes of the resize.
-
-    Args:
-        counts: images, tiles and pixels; what is between the passes begins behind the last.
-        arrays: images, tiles, pixels, bounds, weights and statuses.
-        size: height, width and channels of the output.
-    """
-    (n, tile_count, pixel_count), (height, width, channels) = counts, size
-    images, tiles, pixels, bounds, weights, statuses = arrays
-    between = pixels[round_up(pixel_count * 4) :]
-    shape = (np.int32(width), np.int32(height))
-    launch("resize_first", (tile_count, 1), 128, [images, tiles, pixels, bounds, weights, between, *shape])
+def _resize(
+    counts: Sizes | CropPlan, size: tuple[int, int], launch: Launch, buffers: Mapping[str, Any], images: Any,
+    tiles: Any, out: Any, statuses: Any, channels: int,
+) -> None:  # fmt: skip
+    """Start the two passes of the resize, of the pixels in `buffers["coefficients"]`."""
+    pixels, bounds, weights = buffers["coefficients"], buffers["bounds"], buffers["weights"]
+    between = pixels[round_up(counts.pixels * 4) :]  # the first pass writes behind the pixels
+    shape = (np.int32(size[1]), np.int32(size[0]))
+    launch("resize_first", (counts.tiles, 1), 128, [images, tiles, pixels, bounds, weights, between, *shape])
     launch(
-        "resize_last", (32, n), 128,
+        "resize_last", (32, counts.images), 128,
         [images, between, bounds, weights, statuses, out, *shape, np.int32(channels)],
     )  # fmt: skip
 
@@ -329,10 +316,10 @@ BY_SINE = (FILTERS["lanczos"], FILTERS["hamming"])
 
 
 class CropPlan(NamedTuple):
-    """What the GPU does for some crops.
+    """How the GPU makes some crops.
 
     Attributes:
-        staged: what the kernels read, as bytes; tiles begin at `tiles_at`.
+        staged: the kernels' input, as bytes; tiles begin at `tiles_at`.
         size: height and width of the output.
         between, weights: how many there are, in pixels and in numbers.
     """
@@ -413,7 +400,7 @@ def plan_crops(
 def split_crops(boxes: I32, size: tuple[int, int], most_memory: int) -> Iterator[slice]:
     """Return parts of a batch of which each takes about so many bytes of buffers, or is one crop."""
     widths, heights = (boxes[:, 2:] - boxes[:, :2]).astype(np.int64).T
-    # Between the passes, what is the larger one of the two orders.
+    # Between the passes, the larger one of the two orders.
     between = np.maximum(widths * size[0], heights * size[1])
     sizes = 4 * (widths * heights + between) + 64 * (widths + heights + sum(size)) + _IMAGE_ROOM
     return split_by_size(sizes, most_memory, MAX_IMAGES)
@@ -430,18 +417,14 @@ def run_crops(
         statuses: N x int32; of these crops' samples 0, or kGpuUnsure, where pixels are zero.
         channels: 3 (RGB), or 1 (gray) for images that are kept as gray.
     """
-    (height, width), staged = plan.size, buffers["staged"]
-    tiles, images, pixels = staged[plan.tiles_at :], buffers["images"], buffers["coefficients"]
-    bounds, weights = buffers["bounds"], buffers["weights"]
+    (height, width), staged, images = plan.size, buffers["staged"], buffers["images"]
+    tiles = staged[plan.tiles_at :]
     launch(
         "prepare_crops", (plan.images, 1), 128,
-        [staged, images, bounds, weights, statuses, np.int32(width), np.int32(height)],
+        [staged, images, buffers["bounds"], buffers["weights"], statuses, np.int32(width), np.int32(height)],
     )  # fmt: skip
-    launch("take_pixels", (plan.tiles, 1), 128, [staged, tiles, pixels])
-    resize(
-        launch, (plan.images, plan.tiles, plan.pixels), (images, tiles, pixels, bounds, weights, statuses),
-        out, (height, width, channels),
-    )  # fmt: skip
+    launch("take_pixels", (plan.tiles, 1), 128, [staged, tiles, buffers["coefficients"]])
+    _resize(plan, plan.size, launch, buffers, images, tiles, out, statuses, channels)
 
 
 def _is_down_first(fewer_rows: I32, fewer_columns: I32, filters: U8, before_13: bool) -> Flags:

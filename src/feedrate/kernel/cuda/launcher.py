@@ -4,7 +4,7 @@
     module = compile_source(source)
     module.launch("scale", grid=((n + 255) // 256, 1), block=256, args=[images, n, np.float32(0.5)])
 
-What a kernel gets is checked before it crosses: a wrong pointer or size ends a process, or worse, does not.
+Arguments are checked before they cross: a wrong pointer or size ends a process, or worse, does not.
 
 The driver is called by ctypes. All happens in a device's primary context, which is also torch's. A thread in
 which torch has not yet done anything has no current context, whatever device torch calls current, so each use
@@ -57,13 +57,21 @@ _OPTIONAL: dict[str, list[Any]] = {"cuFuncGetParamInfo": [_HANDLE, ctypes.c_size
 class DriverError(GpuError):
     """The driver refused a call. `result`: its number for the reason."""
 
-    def __init__(self, message: str, *, result: int, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, result: int) -> None:
+        super().__init__(message)
         self.result = result
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether torch or the driver failed for want of the device's memory."""
+    import torch
+
+    is_drivers = isinstance(error, DriverError) and error.result == OUT_OF_MEMORY
+    return is_drivers or isinstance(error, torch.cuda.OutOfMemoryError)
+
+
 class Driver:
-    """The functions of the driver's library; what they refuse becomes an error in its own words."""
+    """The functions of the driver's library; a refusal becomes an error in the driver's own words."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -72,7 +80,7 @@ class Driver:
         """Call a function of the library.
 
         Raises:
-            DriverError: it failed, or the GPU reports now what an earlier kernel did wrong.
+            DriverError: it failed, or the GPU reports an earlier kernel's fault.
         """
         result = getattr(self._library, function)(*arguments)
         if result:
@@ -99,7 +107,7 @@ class Driver:
 
 
 class Context:
-    """The primary context of one device; what torch uses too. Any number of threads may use it at once.
+    """The primary context of one device, torch's too. Any number of threads may use it at once.
 
     Attributes:
         device: the device's number.
@@ -125,9 +133,9 @@ class Context:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """Make it current for what may allocate: that must not spoil a graph that is being captured.
+        """Make it current for allocations, which must not spoil a graph that is being captured.
 
-        What is loaded belongs to no capture, neither this thread's nor another one's.
+        They belong to no capture, neither this thread's nor another one's.
         """
         with self.current():
             mode = ctypes.c_int(_RELAXED)
@@ -206,7 +214,7 @@ class Module:
     def launch(
         self, name: str, grid: tuple[int, int], block: int, args: Sequence[Any], *, stream: Any = None
     ) -> None:
-        """Start a kernel; it runs when what was given to the stream before is done. The host does not wait.
+        """Start a kernel; it runs after all earlier work of the stream. The host does not wait.
 
         Tensors must live until the kernel is through. Those that were made on the stream it runs on may be
         dropped at once: torch uses their memory again in the order of that stream. Keep others until the
@@ -223,7 +231,7 @@ class Module:
 
         Raises:
             UsageError: something of it does not fit the kernel or the device.
-            GpuError: the driver refuses, or the GPU reports what an earlier kernel did wrong.
+            GpuError: the driver refuses, or the GPU reports an earlier kernel's fault.
         """
         kernel = self._find(name)
         if len(grid) != 2 or not all(1 <= one <= most for one, most in zip(grid, _GRID_LIMITS, strict=True)):
@@ -286,7 +294,7 @@ class Module:
 
 
 def _to_value(number: int, value: Any, device: int) -> Any:
-    """Return what a kernel's parameter gets, in memory of its own."""
+    """Return a kernel's argument as the driver takes it, in memory of its own."""
     if hasattr(value, "data_ptr"):
         return ctypes.c_void_p(_check_tensor(number, value, device).data_ptr())
     if isinstance(value, np.generic) and value.dtype.kind in "iuf" and value.nbytes <= 8:
@@ -376,7 +384,7 @@ def compile_source(source: str, options: tuple[str, ...] = (), *, device: int | 
             try:
                 _modules[place] = Module(context, code)
             except DriverError as error:
-                if error.result not in BAD_CODE:  # what went wrong has nothing to do with the code
+                if error.result not in BAD_CODE:  # the fault is not the code's
                     raise
                 raise GpuError(
                     f"the driver, for CUDA {context.driver.version}, does not load what {nvrtc} made for "
@@ -387,7 +395,7 @@ def compile_source(source: str, options: tuple[str, ...] = (), *, device: int | 
 
 
 def check_torch(torch: Any, device: int | None, *, takes_amd: bool = False) -> None:
-    """Look whether torch can use a GPU in this process, and whether it is there; None: the first one.
+    """Check that torch can use a GPU in this process, and that it is there; None: the first one.
 
     Raises:
         GpuError: it cannot.
@@ -428,7 +436,7 @@ def _open_device(device: int | None) -> tuple[int, Nvrtc, tuple[int, int]]:
 def why_not(
     device: int | None = None, source: str | None = None, options: tuple[str, ...] = ()
 ) -> str | None:
-    """Return in one line why kernels cannot run on a device, and what to do about it; None: they can.
+    """Return in one line why kernels cannot run on a device, and a remedy; None: they can.
 
     With a source, that is compiled and loaded: a later `compile_source` of it costs nothing.
     """

@@ -2,15 +2,15 @@
 """CUDA source to machine code with NVRTC, NVIDIA's compiler as a library, called by ctypes.
 
 torch's CUDA builds bring NVRTC along, so a user needs neither a CUDA toolkit nor a compiler. The source must
-have no `#include`: NVRTC comes without headers. What it made is kept in the user's cache folder, so that only
-the first run of a version compiles.
+have no `#include`: NVRTC comes without headers. Its code is kept in the user's cache folder, so that only the
+first run of a version compiles.
 
     $XDG_CACHE_HOME/feedrate/cuda/KEY     else ~/.cache/feedrate/cuda/KEY
 
 A file is a magic, a SHA-256 of key and code, the code. That is machine code which the GPU will run, so a file
 is read only if nobody but this user can have written it; folder and files are checked by their descriptors.
 Files are written aside and renamed: any number of processes may read and write at once, without a lock, which
-home folders on NFS often do not have. Whatever fails here costs a compilation, and nothing else.
+home folders on NFS often do not have. A failure here costs a compilation, and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OLDEST = (11, 2)  # the first that says which architectures it knows
 _MAJORS = (13, 12, 11)  # names to ask the dynamic linker for, beside that of torch's own version
 _SUCCESS, _COMPILATION_FAILED = 0, 6
 _LOG_LINES = 8
-_SOURCE_NAME = b"feedrate.cu"  # what the compiler's log calls the source
+_SOURCE_NAME = b"feedrate.cu"  # in the compiler's log
 # Not "libnvrtc.alt.so.12" nor "libnvrtc-builtins.so.12.9", which are no compilers of their own.
 _FILE = re.compile(r"libnvrtc(?:-[0-9a-f]{8,})?\.so\.(\d+)(?:\.\d+)*")
 _OUT = ctypes.POINTER(ctypes.c_size_t)
@@ -87,7 +87,7 @@ class Nvrtc:
         return "NVRTC {}.{}".format(*self.version)
 
     def choose_architecture(self, capability: tuple[int, int]) -> str:
-        """Return what to compile for: a GPU's own machine code ("sm_90"), or PTX ("compute_90").
+        """Return the target of a compilation: a GPU's own machine code ("sm_90"), or PTX ("compute_90").
 
         PTX is for GPUs that are newer than this NVRTC: their driver makes machine code of it.
 
@@ -107,7 +107,7 @@ class Nvrtc:
         return f"compute_{older[-1]}"
 
     def compile(self, source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
-        """Return what `cuModuleLoadData` takes: a cubin for "sm_90", PTX for "compute_90".
+        """Return code for `cuModuleLoadData`: a cubin for "sm_90", PTX for "compute_90".
 
         Raises:
             GpuError: the source does not compile; the message ends in the first lines of the compiler's log.
@@ -125,22 +125,20 @@ class Nvrtc:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _explain(self, result: int, program: ctypes.c_void_p, architecture: str) -> GpuError:
-        lines = [line for line in self._read_log(program).splitlines() if line.strip()]
-        # Warnings may stand before what went wrong.
+        log = self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+        lines = [line for line in log.splitlines() if line.strip()]
+        # Warnings may stand before the error.
         first = next((n for n, line in enumerate(lines) if "error:" in line or "fatal" in line), 0)
         shown = "\n".join(lines[first : first + _LOG_LINES])
         if result != _COMPILATION_FAILED or not shown:
             shown = "\n".join(filter(None, [self._name_error(result), shown]))
         return GpuError(f"{self} cannot compile the CUDA source for {architecture}: {shown}")
 
-    def _read_log(self, program: ctypes.c_void_p) -> str:
-        return self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
-
-    def _read(self, program: ctypes.c_void_p, what: str) -> bytes:
+    def _read(self, program: ctypes.c_void_p, part: str) -> bytes:
         size = ctypes.c_size_t()
-        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        self._call(f"nvrtcGet{part}Size", program, ctypes.byref(size))
         content = ctypes.create_string_buffer(size.value)
-        self._call(f"nvrtcGet{what}", program, content)
+        self._call(f"nvrtcGet{part}", program, content)
         return content.raw
 
     def _call(self, function: str, *arguments: Any) -> None:
@@ -184,9 +182,9 @@ def load_first(candidates: Iterator[str], cuda_major: int) -> Nvrtc:
 def list_candidates(
     cuda_major: int, *, search_path: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
-    """Yield what NVRTC may be called here: of torch's CUDA version first, then of older, then of newer ones.
+    """Yield names of NVRTC libraries: of torch's CUDA version first, then of older, then of newer ones.
 
-    Older ones first: what a compiler makes that is newer than the driver may not load.
+    Older ones first: the code of a compiler that is newer than the driver may not load.
     """
     found = [
         (int(match[1]), path)
@@ -194,14 +192,14 @@ def list_candidates(
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "libnvrtc*.so.*")))
         if (match := _FILE.fullmatch(os.path.basename(path))) is not None
     ]
-    # The dynamic linker finds what is in LD_LIBRARY_PATH or known to ldconfig.
+    # The dynamic linker searches LD_LIBRARY_PATH, and asks ldconfig.
     found += [(major, f"libnvrtc.so.{major}") for major in dict.fromkeys((cuda_major, *_MAJORS))]
     ranked = sorted(found, key=lambda one: (one[0] != cuda_major, one[0] > cuda_major, -one[0]))
     yield from dict.fromkeys(path for _, path in ranked)
 
 
 def _list_folders(search_path: Sequence[str], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield where NVRTC may be: beside torch, in NVIDIA's wheels, a conda environment, a CUDA toolkit."""
+    """Yield folders that may hold NVRTC: torch's, NVIDIA's wheels, a conda environment, a CUDA toolkit."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("torch")
         if spec is not None and spec.origin is not None:
@@ -216,14 +214,14 @@ def _list_folders(search_path: Sequence[str], environ: Mapping[str, str]) -> Ite
 
 
 def _name_package(cuda_major: int) -> str:
-    """Return what pip knows the wheel by; since CUDA 13 the version is no part of the name."""
+    """Return the wheel's name for pip; since CUDA 13 the version is no part of it."""
     return f"nvidia-cuda-nvrtc-cu{cuda_major}" if cuda_major < 13 else f"'nvidia-cuda-nvrtc=={cuda_major}.*'"
 
 
 _MAGIC = b"feedrate cuda 1\n"
 _DIGEST_BYTES = 32
 _LARGEST_BYTES = 256 * 2**20  # code of ours is far below a hundredth of it
-# Of a process that was killed. One that is still written may go as well: its writer has the code in memory.
+# Of a killed process's file. One that is still written may go as well: its writer has the code in memory.
 _LEFTOVER_S = 3600
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -242,7 +240,7 @@ def find_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def make_key(source: str, architecture: str, options: Sequence[str], version: tuple[int, int]) -> str:
-    """Return the name of what is made of a source: another one for all that could change the result."""
+    """Return the name of a source's compiled code: another one for each thing that could change the code."""
     parts = [source, architecture, "{}.{}".format(*version), *options]
     digest = hashlib.sha256(_MAGIC)
     for part in parts:
@@ -258,7 +256,7 @@ class CodeCache:
         self.folder = folder
 
     def compile(self, nvrtc: Nvrtc, source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
-        """Return what NVRTC makes of a source, from the folder where it is there.
+        """Return NVRTC's code for a source, from the folder where it is there.
 
         Raises:
             GpuError: the source does not compile.
@@ -295,7 +293,7 @@ class CodeCache:
             temporary = f".{key}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
             fd = os.open(temporary, _WRITE, 0o600, dir_fd=folder)
             try:
-                # Not fsynced: what a power cut leaves half written does not pass its checksum.
+                # Not fsynced: a file that a power cut left half written does not pass its checksum.
                 with open(fd, "wb") as file:
                     file.write(_head(key, code))
                     file.write(code)

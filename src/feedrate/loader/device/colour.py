@@ -32,14 +32,14 @@ class _OnSome(ABC):
         check_share(type(self).__name__, self.p)
 
     def plan(self, uniforms: F64, channels: int) -> Work | None:
-        """Return what is to do for samples with these numbers; None: nothing."""
+        """Return the work for samples with these numbers; None: there is none."""
         rows = np.flatnonzero(uniforms[:, 0] < self.p)
         work = self._plan_chosen(uniforms[rows], channels) if rows.size else None
         return None if work is None else change_rows(rows, len(uniforms), work)
 
     @abstractmethod
     def _plan_chosen(self, drawn: F64, channels: int) -> Work | None:
-        """Return what is to do for a batch of these samples alone."""
+        """Return the work on a batch of these samples alone."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Loader(dtype=..., normalize=..., on_device=...)`: what is done to a batch once its pixels are there.
+"""`Loader(dtype=..., normalize=..., on_device=...)`: the work on a batch once its pixels are there.
 
 ```
 colours      ours and the user's functions, as they stand in the list; float32 from 0 to 1
@@ -10,10 +10,10 @@ mixing       with the sample before it; labels become soft
 
 `Finish.plan` draws on the host, `Finish.run` computes where the batch is: on the stream of its copy, or on
 the host. Plain torch and few passes over memory: a compiled version would cost seconds of every start. Images
-come and go as N,C,H,W in channels-last memory; colours are worked on channel by channel, contiguous, and what
-comes after them on rows of W*C values, which is how they are in memory.
+come and go as N,C,H,W in channels-last memory; colours are worked on channel by channel, contiguous, and
+later steps on rows of W*C values, as they are in memory.
 
-`check_finish` checks what the user asked for: on its own, and against images and labels.
+`check_finish` checks the user's options: on their own, and against images and labels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from feedrate.format.pack import Pack
 from feedrate.loader.arguments import Size, as_plain, is_number
 from feedrate.loader.batch import Batch, Origin
 from feedrate.loader.device.colour import ColorJitter, GaussianBlur, Grayscale, Solarize
-from feedrate.loader.device.mixing import CutMix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
+from feedrate.loader.device.mixing import CutMix, Mix, MixUp, Noise, RandomErasing, mix_labels, plan_mix
 from feedrate.loader.device.operation import Array, Work
 from feedrate.loader.options import Options, Wanted
 
@@ -53,7 +53,7 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What is done to every batch.
+    """The work on every batch.
 
     Attributes:
         dtype: the torch type of images; None: uint8.
@@ -79,40 +79,37 @@ class Finish:
         return replace(self, noise=Noise(self.seed), calls=threading.Lock())
 
     def plan(self, batch: Batch) -> Plan:
-        """Return what is to do for a batch on the host: all draws, and labels that can be mixed."""
+        """Return the steps for a batch on the host: all draws are made, and its labels can be mixed."""
         assert batch.origin is not None
         plan = Plan(list(batch.data))
         if self.normalize is not None:
             plan.scale_at = len(plan.arrays)
             mean, deviation = (np.array(one, np.float64) for one in self.normalize)
             plan.arrays += [(1 / deviation).astype(np.float32), (-mean / deviation).astype(np.float32)]
-        drawn = [self._draw(op, at, batch.origin) for at, op in enumerate(self.operations)]
-        mixed = [(op, own) for op, own in zip(self.operations, drawn, strict=True) if isinstance(op, MIXING)]
-        for op, own in zip(self.operations, drawn, strict=True):
-            if isinstance(op, RandomErasing):
-                plan.add(plan.erasing, op.plan(own, self.size, self.channels, self.noise))
-            elif isinstance(op, COLOURS):
-                plan.add(plan.colours, op.plan(own, self.channels))
-            elif not isinstance(op, MIXING):
+        mixed: list[Mix] = []
+        for at, op in enumerate(self.operations):
+            if not isinstance(op, OURS):
                 plan.colours.append(op)
+                continue
+            # How many of its kind stand before it: other operations in the list do not change its draws.
+            ordinal = sum(type(other) is type(op) for other in self.operations[:at])
+            drawn = self._draw(op.purpose, ordinal, op.uniforms, batch.origin)
+            if isinstance(op, MIXING):
+                mixed.append(op.mix(drawn, self.size))
+            elif isinstance(op, RandomErasing):
+                plan.add(plan.late, op.plan(drawn, self.size, self.channels, self.noise))
+            else:
+                plan.add(plan.colours, op.plan(drawn, self.channels))
         if mixed:
-            choices = self._uniforms(Purpose.MIX, 0, 1, batch.origin)[:, 0]
-            operations, numbers = zip(*mixed, strict=True)
-            work, shares = plan_mix(operations, numbers, choices, self.size, self.channels)
-            plan.add(plan.mixing, work)
+            choices = self._draw(Purpose.MIX, 0, 1, batch.origin)[:, 0]
+            work, shares = plan_mix(mixed, choices, self.size, self.channels)
+            plan.add(plan.late, work)
             plan.shares_at = len(plan.arrays)
             plan.arrays.append(shares)
             self._check_labels(plan.data)
         return plan
 
-    def _draw(self, op: Any, at: int, origin: Origin) -> F64:
-        if not isinstance(op, OURS):
-            return np.empty((0, 0))
-        # How many of its kind stand before it: what else is in the list does not change its draws.
-        before = sum(type(other) is type(op) for other in self.operations[:at])
-        return self._uniforms(op.purpose, before, op.uniforms, origin)
-
-    def _uniforms(self, purpose: Purpose, ordinal: int, count: int, origin: Origin) -> F64:
+    def _draw(self, purpose: Purpose, ordinal: int, count: int, origin: Origin) -> F64:
         key = make_key(self.seed, origin.epoch, purpose, ordinal)
         return draw_uniforms(key, origin.numbers, count, origin.slots)
 
@@ -141,8 +138,8 @@ class Finish:
             values = list(data)
             for at in self.places:
                 rows = self._run_colours(_from_16_bits(data[at]), plan, arrays)
-                for step in [*plan.erasing, *plan.mixing]:
-                    rows = step.apply(rows, arrays)
+                for step in plan.late:
+                    rows = step.apply(rows, *arrays[step.inputs])
                 values[at] = _from_rows(rows, self.channels)
             if self.label is not None:
                 values[self.label.at] = mix_labels(
@@ -154,12 +151,12 @@ class Finish:
         """Return images with their last colours, in the type that the user gets, as rows."""
         import torch
 
-        is_ours = False  # not what a function of the user's returned, and may still hold
+        is_ours = False  # not a result of the user's function, which may still hold it
         was_bytes = False  # float32 because an operation of ours needed that
         for step in plan.colours:
             if isinstance(step, _Step):
                 was_bytes = was_bytes or images.dtype == torch.uint8
-                images = step.apply(images if is_ours else _to_planes(images), arrays)
+                images = step.apply(images if is_ours else _to_planes(images), *arrays[step.inputs])
                 is_ours = True
                 continue
             if self.dtype is not None:
@@ -184,7 +181,7 @@ class Finish:
                 scale, offset = normal
                 images = torch.addcmul(offset.view(-1, 1, 1), images, scale.view(-1, 1, 1))
             return _to_rows(images.to(self.dtype, memory_format=torch.channels_last))
-        # The plain case, and one pass: from bytes straight to what was asked for.
+        # The plain case, and one pass: from bytes straight to the type that was asked for.
         rows = _to_rows(images)
         out = torch.empty_like(rows, dtype=self.dtype)
         if normal is None:
@@ -193,42 +190,39 @@ class Finish:
         return torch.addcmul(offset, rows, scale, value=1 / 255, out=out)
 
     def count_bytes(self, data: Sequence[Any]) -> int:
-        """Return what a batch takes when it is finished."""
+        """Return the bytes of a finished batch."""
         import torch
 
-        tensors = [(at, one) for at, one in enumerate(data) if isinstance(one, torch.Tensor)]
         return sum(
             one.nbytes if self.dtype is None or at not in self.places else one.numel() * self.dtype.itemsize
-            for at, one in tensors
+            for at, one in enumerate(data)
+            if isinstance(one, torch.Tensor)
         )
 
 
 class _Step(NamedTuple):
-    """An operation's work; its arrays are those from `first` to `last` of the plan's."""
+    """An operation's work, and which of the plan's arrays it takes."""
 
-    work: Work
-    first: int
-    last: int
-
-    def apply(self, images: Any, arrays: list[Any]) -> Any:
-        return self.work.apply(images, *arrays[self.first : self.last])
+    apply: Callable[..., Any]
+    inputs: slice
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to do for one batch.
+    """The steps for one batch.
 
     Attributes:
         data: the batch on the host.
-        arrays: what was drawn: it goes to the device in one copy.
+        arrays: all draws: they go to the device in one copy.
         colours: steps, and functions of the user's.
+        late: steps behind the colours: erasing, then mixing.
+        scale_at, shares_at: where in `arrays` the numbers of `normalize`, and the labels' shares, are.
     """
 
     data: list[Any]
     arrays: list[Array] = field(default_factory=list)
     colours: list[Any] = field(default_factory=list)
-    erasing: list[_Step] = field(default_factory=list)
-    mixing: list[_Step] = field(default_factory=list)
+    late: list[_Step] = field(default_factory=list)
     scale_at: int | None = None
     shares_at: int = 0
 
@@ -236,7 +230,7 @@ class Plan:
         if work is not None:
             first = len(self.arrays)
             self.arrays += work.arrays
-            steps.append(_Step(work, first, len(self.arrays)))
+            steps.append(_Step(work.apply, slice(first, len(self.arrays))))
 
 
 def _send_arrays(arrays: Sequence[Array], send: Callable[[Any], Any]) -> list[Any]:
@@ -321,10 +315,10 @@ _ORDER = "colours and functions, then RandomErasing, then MixUp and CutMix"
 
 
 def check_finish(options: Options, wanted: Sequence[Wanted], pack: Pack, output: str) -> Finish | None:
-    """Return what is to do with batches; None: nothing.
+    """Return the work on batches; None: there is none.
 
     Raises:
-        UsageError: what was asked for makes no sense, or not with these images and labels.
+        UsageError: the options make no sense, or not with these images and labels.
     """
     asked = {name: getattr(options, name) for name in ("dtype", "normalize", "on_device")}
     given = [name for name, value in asked.items() if value is not None and not _is_empty(value)]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of a batch that are decoded where they are trained on: `Loader(decode="gpu")`, `decode_batch`.
+"""Decode images of a batch on the device that trains on them: `Loader(decode="gpu")`, `decode_batch`.
 
 ```
 maker    reads the files of its batch and checks their checksums, as ever; plans; fills pinned memory with the
          bytes that the crops need; queues, on the loader's side stream, their copy and the kernels
-maker    decodes meanwhile on the CPU what the GPU does not take, and copies that beside it
-maker    waits for the statuses; what the GPU found fault with is decoded on the CPU: it has the last word
+maker    decodes meanwhile on the CPU the samples that the GPU does not take, and copies them beside these
+maker    waits for the statuses; samples that the GPU found damaged are decoded on the CPU, which decides
 ```
 
 Pixels are those of the CPU path, byte for byte, so which way a sample goes is a matter of speed alone.
@@ -34,7 +34,7 @@ from feedrate.errors import FeedrateError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.kernel import DecodeReport
 from feedrate.kernel.cuda import batch as kernels
-from feedrate.kernel.cuda.launcher import OUT_OF_MEMORY, DriverError, compile_source, why_not
+from feedrate.kernel.cuda.launcher import compile_source, is_out_of_memory, why_not
 from feedrate.loader.device import transfer
 from feedrate.loader.geometry import FieldCrops, Tally, decode_pixels
 from feedrate.loader.pipeline import Meter
@@ -58,7 +58,7 @@ Run = Callable[[kernels.BatchPlan, Mapping[str, Any], Any], Any]
 
 
 class Planned(NamedTuple):
-    """What was read of a batch, and which samples a plan took of it."""
+    """The bytes that were read of a batch, and the samples that a plan took of it."""
 
     data: U8 | None  # None: the plan holds what it read
     taken: Flags
@@ -161,7 +161,7 @@ class GpuDecoder:
     """Decodes images on a GPU for one iteration. Any thread may call it.
 
     Attributes:
-        stream, launch: where its kernels run, and what starts one there.
+        stream, launch: where its kernels run, and the function that starts one there.
         share: how much of each batch the GPU is to decode, from 0 to 1.
         is_off: there was no memory for it, so that nothing is decoded there any more.
     """
@@ -183,9 +183,9 @@ class GpuDecoder:
             stream: the one of the loader's copies to the device.
             launch: starts a kernel on that stream.
             most_memory: bytes of the device that the buffers may take.
-            is_asked_for: what it does not take is said, and a lack of memory is an error; else the CPU
-                decodes in silence, and a lack of memory is said.
-            is_loading: it works for a loader, so that what is said is in the words of its options.
+            is_asked_for: samples left to the CPU cause a warning, and a lack of memory an error; else the CPU
+                decodes in silence, and a lack of memory causes a warning.
+            is_loading: it works for a loader, so that messages are in the words of its options.
         """
         self.device, self.share = device, 1.0
         self.stream, self.launch, self._meter = stream, launch, meter
@@ -214,21 +214,17 @@ class GpuDecoder:
         """Return whether a field's pixels may come from the GPU."""
         return field.kind is Kind.IMAGE and field.coding is not Coding.RAW
 
-    def decode(
-        self, request: Request, *, in_turns: bool = False
-    ) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
+    def decode(self, request: Request) -> tuple[U8 | transfer.DevicePixels, DecodeReport]:
         """Decode images; return the pixels, on the host where the GPU took none of them.
 
-        Args:
-            in_turns: what the buffers have no room for at once is decoded there in turns, not on the CPU.
+        For a loader, the CPU decodes the images for which the buffers have no room at once; else they have
+        their turn there.
         """
-        import torch
-
         chosen, left = request.choose(self.share)
         jobs: list[_Job] = []
         try:
             waiting = chosen
-            while len(waiting) and (in_turns or not jobs):
+            while len(waiting) and not (jobs and self._is_loading):
                 out = jobs[0].out if jobs else None
                 job = self.begin(request, waiting, partial(self._run, request.size, out))
                 if job is None:
@@ -237,8 +233,8 @@ class GpuDecoder:
                 waiting = waiting[~job.taken[waiting]]
             if jobs:
                 return self._complete(request, jobs, len(chosen), left)
-        except (torch.cuda.OutOfMemoryError, DriverError) as error:
-            if isinstance(error, DriverError) and error.result != OUT_OF_MEMORY:
+        except Exception as error:
+            if not is_out_of_memory(error):
                 raise
             self._note_out_of_memory(error)
         left[NO_MEMORY if self.is_off else NOT_PLANNED] += len(chosen)
@@ -253,7 +249,7 @@ class GpuDecoder:
             plan = kernels.BatchPlan()
         planned = request.plan(plan, chosen, most_memory=self._most_memory)
         if not planned.taken.any():
-            return None  # without the plan, which may hold much that it read in vain
+            return None  # without the plan, which may hold many bytes that it read in vain
         job = self._queue(request, plan, planned, run)
         self._plans.append(plan)
         return job
@@ -265,13 +261,13 @@ class GpuDecoder:
         plan.fill(planned.data, staged.numpy(), request.pool)
         count = len(planned.taken)
         with self.queueing(plan.buffer_bytes()) as buffers:
-            # None of the kernels' own, so that a sample that no kernel spoke of is not taken for good.
+            # None of the kernels' own, so that a sample without a status of theirs does not pass for good.
             statuses = torch.full((count,), -1, dtype=torch.int32, device=self.device)
             buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
             out = run(plan, buffers, statuses)
             here = transfer.make_pinned((count,), torch.int32)
             here.copy_(statuses, non_blocking=True)
-            # Who waits for it sleeps: a thread that spins would take a core from the decoder.
+            # Blocking: a thread that spins while it waits would take a core from the decoder.
             event = self.stream.record_event(torch.cuda.Event(blocking=True))
         return _Job(out, planned.taken, here, event, planned.bytes_read)
 
@@ -307,7 +303,7 @@ class GpuDecoder:
         if sum(max(size, sizes.get(name, 0)) for name, size in needed.items()) > self._most_memory:
             sizes = {}
             self._buffers.clear()
-        # With some room to spare: torch keeps what a batch that needs a little more gives back.
+        # With some room to spare: torch keeps the old buffers of a batch that needs a little more.
         roomy = {name: max(size * 5 // 4, sizes.get(name, 0)) for name, size in needed.items()}
         is_roomy = sum(roomy.values()) <= self._most_memory
         for name, size in needed.items():
@@ -321,7 +317,7 @@ class GpuDecoder:
     def _complete(
         self, request: Request, jobs: Sequence[_Job], chosen: int, left: Counter[str]
     ) -> tuple[transfer.DevicePixels, DecodeReport]:
-        """Decode the rest on the CPU, then what the GPU could not."""
+        """Decode the rest on the CPU, then the samples with a bad status."""
         out, is_taken = jobs[0].out, np.logical_or.reduce([job.taken for job in jobs])
         tally = Tally(len(is_taken))
         tally.count(DecodeReport(np.empty(0, np.int32), {}, {}, sum(job.bytes_read for job in jobs)))
@@ -381,10 +377,10 @@ def open_decoder(
     is_needed: bool = False,
     is_loading: bool = True,
 ) -> GpuDecoder | None:
-    """Return a decoder for the batches that go there, its kernels compiled; None: not possible, and said.
+    """Return a decoder for a placement, its kernels compiled; None, with a warning: it is not possible.
 
     Args:
-        is_needed: nothing of what was asked for goes without its kernels.
+        is_needed: the loader cannot do without its kernels.
         is_loading: as `GpuDecoder` has it.
 
     Raises:

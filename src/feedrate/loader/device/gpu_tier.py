@@ -8,17 +8,18 @@ a sample    ABSENT --claim: a maker decodes it whole--> CLAIMED --keep: its byte
 ```
 
 It belongs to one loader and one device. Memory is taken in chunks, as it fills, on the stream of the loader's
-copies; all that reads or writes there runs on that stream, so that memory which is given back needs no wait.
+copies; all kernels that read or write there run on that stream, so that memory which is given back needs no
+wait.
 
 By way of it, images are decoded whole the first time, and cropped there from then on:
 
 ```
-maker    decodes whole what is not there and has room: on the GPU what that takes, the rest on the CPU
-maker    queues the crops of all that is there: the host reads nothing for them, and waits for nothing
+maker    decodes whole the images that are not there and have room: on the GPU where it can, else on the CPU
+maker    queues the crops of all images that are there: the host reads nothing for them, and waits for nothing
 maker    lets the others come as without the tier, and puts them beside these
 ```
 
-Pixels are those of the CPU path, byte for byte; what might differ is not kept.
+Pixels are those of the CPU path, byte for byte; images whose pixels might differ are not kept.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.kernel import DecodeReport, pillow
 from feedrate.kernel.cuda import batch
 from feedrate.kernel.cuda.batch import IMAGE
-from feedrate.kernel.cuda.launcher import OUT_OF_MEMORY, DriverError
+from feedrate.kernel.cuda.launcher import is_out_of_memory
 from feedrate.loader.cache import GpuBudget
 from feedrate.loader.cached_pixels import BY_PILLOW, LARGEST_BYTES, decode_whole, without_colour
 from feedrate.loader.device import transfer
@@ -54,7 +55,7 @@ from feedrate.loader.pipeline import Meter
 from feedrate.units import format_bytes
 
 CHUNK_BYTES = 512 << 20
-# So much of the GPU's memory stays free: what the model has not allocated yet is not ours to take.
+# So much of the GPU's memory stays free, for the model's later allocations.
 LEAST_FREE_BYTES = 1_000_000_000
 FREE_PART = 20
 ABSENT, CLAIMED, HELD, REFUSED = range(4)
@@ -126,13 +127,13 @@ class GpuTier:
         return field in self._tables
 
     def find(self, field: str, positions: I64) -> tuple[Flags, Rows]:
-        """Return which images are here, and all their rows of `IMAGE`."""
+        """Return which images are here, and the rows of `IMAGE` of all of them."""
         with self._lock:
             rows = self._tables[field][positions]
         return rows["state"] == HELD, rows["image"]
 
     def hold(self) -> list[Any]:
-        """Return the memory of what is here now: while the caller keeps it, `close` does not free it."""
+        """Return the memory of all images: while the caller keeps it, `close` does not free it."""
         with self._lock:
             return list(self._chunks)
 
@@ -191,36 +192,31 @@ class GpuTier:
         most = min(CHUNK_BYTES, free - kept_free)
         chunk_bytes = self._budget.take(size_bytes, most)
         if not chunk_bytes:
-            self._freeze(
+            words = (
                 f"{format_bytes(free)} are free, of which {format_bytes(kept_free)} stay free for the model"
-                if most < size_bytes
-                else None
             )
+            self.freeze(words if most < size_bytes else None)
             return False
         try:
             with torch.cuda.stream(self.stream):
                 chunk = torch.empty(chunk_bytes, dtype=torch.uint8, device=self.device)
         except torch.cuda.OutOfMemoryError as error:
             self._budget.give(chunk_bytes)
-            self._freeze(str(error).splitlines()[0])
+            self.freeze(str(error).splitlines()[0])
             return False
         self._chunks.append(chunk)
         self._left = chunk_bytes
         return True
 
-    def freeze(self, reason: str) -> None:
-        """Take no more memory, and say why."""
+    def freeze(self, reason: str | None) -> None:
+        """Take no more memory, with a warning; without a reason, it is as full as its limit allows."""
         with self._lock:
-            self._freeze(reason)
-
-    def _freeze(self, reason: str | None) -> None:
-        """Take no more memory; without a reason, it is as full as was asked for."""
-        if reason is not None and not self.is_frozen:
-            log.warning(
-                "the cache takes no more than the %s that it has on %s: %s. What is kept stays, other "
-                "samples come as without it", format_bytes(self.memory_bytes), self.device, reason,
-            )  # fmt: skip
-        self._is_full = self.is_frozen = True
+            if reason is not None and not self.is_frozen:
+                log.warning(
+                    "the cache takes no more than the %s that it has on %s: %s. What is kept stays, other "
+                    "samples come as without it", format_bytes(self.memory_bytes), self.device, reason,
+                )  # fmt: skip
+            self._is_full = self.is_frozen = True
 
     def keep(self, field: str, positions: I64, images: Rows, source_bytes: I64) -> None:
         """Publish images whose bytes are queued, as rows of `IMAGE`; the caller claimed them."""
@@ -230,12 +226,12 @@ class GpuTier:
             self._tables[field][positions] = rows
 
     def refuse(self, field: str, positions: I64) -> None:
-        """Let nobody try these again."""
+        """Never take these images into the tier."""
         with self._lock:
             self._tables[field]["state"][positions] = REFUSED
 
     def release(self, field: str, positions: I64) -> None:
-        """Let others try what the caller claimed and neither kept nor refused."""
+        """Let others claim the images that the caller claimed and neither kept nor refused."""
         states = self._tables[field]["state"]
         with self._lock:
             states[positions[states[positions] == CLAIMED]] = ABSENT
@@ -246,7 +242,7 @@ class GpuTier:
         return sum(len(chunk) for chunk in self._chunks)
 
     def stats(self, positions: I64, fields: Sequence[str]) -> TierStats:
-        """Return what is here of some samples, and the hits of this epoch."""
+        """Count the images that are here of some samples, and the hits of this epoch."""
         samples = size_bytes = source_bytes = 0
         for name in self._tables.keys() & set(fields):
             with self._lock:
@@ -291,7 +287,7 @@ class StoredPixels:
     """The images that a loader wants, and the tier of its cache on the GPU; for one iteration, in any thread.
 
     Args:
-        decodes_there: what is not in the tier yet may be decoded on the GPU.
+        decodes_there: images that are not in the tier yet may be decoded on the GPU.
     """
 
     def __init__(self, tier: GpuTier, decoder: GpuDecoder, meter: Meter, *, decodes_there: bool) -> None:
@@ -311,22 +307,20 @@ class StoredPixels:
         Args:
             decode_others: decodes some of the samples as without the tier.
         """
-        import torch
-
         crops, boxes = request.crops, request.crops.boxes
         name, positions = crops.field.name, crops.places.positions
         tally, made = Tally(len(positions)), None
         memory = self._tier.hold()  # a loader that ends must not free what kernels are about to read
-        held, images = self._find(name, positions, boxes)
+        held, images = self._find_images(name, positions, boxes)
         hits = int(held.sum())
         try:
             if not held.all() and self._fill(request, boxes, ~held, tally):
                 memory = self._tier.hold()
-                held, images = self._find(name, positions, boxes)
+                held, images = self._find_images(name, positions, boxes)
             if held.any():
                 made = self._crop(request, boxes, images, np.flatnonzero(held))
-        except (torch.cuda.OutOfMemoryError, DriverError) as error:
-            if isinstance(error, DriverError) and error.result != OUT_OF_MEMORY:
+        except Exception as error:
+            if not is_out_of_memory(error):
                 raise
             self._tier.freeze(f"there is no memory left to work with ({str(error).splitlines()[0]})")
             held, made = np.zeros(len(positions), np.bool_), None
@@ -347,13 +341,13 @@ class StoredPixels:
                 put_samples(pixels, others, out, self._stream)
         return transfer.DevicePixels(out, self._stream), tally.report()
 
-    def _find(self, name: str, positions: I64, boxes: I32) -> tuple[Flags, Any]:
+    def _find_images(self, name: str, positions: I64, boxes: I32) -> tuple[Flags, Any]:
         """Return which samples' crops can be made in the tier, and its images."""
         held, images = self._tier.find(name, positions)
         return held & _lies_inside(boxes, images["width"], images["height"]), images
 
     def _crop(self, request: PackRequest, boxes: I32, images: Any, at: I64) -> tuple[Any, Callable[[], I64]]:
-        """Queue the crops of some samples; return all samples' output, and what tells which are not in it."""
+        """Queue some samples' crops; return all samples' output, and a function that finds failed ones."""
         import torch
 
         count, device, size = len(boxes), self._tier.device, request.size
@@ -385,7 +379,7 @@ class StoredPixels:
         return out, find_unsure
 
     def _fill(self, request: PackRequest, boxes: I32, missing: Flags, tally: Tally) -> bool:
-        """Decode whole, and keep, what is not in the tier and has room there; return whether any did."""
+        """Decode whole, and keep, missing images that have room in the tier; return whether any had."""
         crops = request.crops
         name, positions, (widths, heights) = crops.field.name, crops.places.positions, crops.sides
         sizes = widths * heights * request.size[2]
@@ -405,11 +399,11 @@ class StoredPixels:
         return bool(chosen.size)
 
     def _fill_there(self, request: PackRequest, tally: Tally) -> Flags:
-        """Let the GPU decode into the tier what it takes; return which are kept."""
+        """Let the GPU decode images into the tier; return which are kept."""
         name, places = request.crops.field.name, request.crops.places
         lengths, kept = places.rows[f"{name}.length"].astype(np.int64), np.zeros(len(places), np.bool_)
         left = np.arange(len(kept))
-        # What the buffers have no room for at once is decoded in turns.
+        # Images for which the buffers have no room at once are decoded in turns.
         while left.size:
             part = request.take(left)
             chosen, _ = part.choose(1.0)

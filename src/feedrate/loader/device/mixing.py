@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Erasing a part of an image, and mixing images of a batch with their labels: what comes after normalising.
+"""Erasing a part of an image, and mixing images of a batch with their labels: the steps after normalising.
 
 A box is drawn on the batch's first image field and scaled to the size of others, as crops are. Boxes are
 left, top, right, bottom in pixels; an empty one erases, or takes over, nothing. Images are N,H,W*C here: as
@@ -88,7 +88,7 @@ class RandomErasing:
         return np.stack([left, top, left + wide, top + tall], axis=1)
 
     def plan(self, uniforms: F64, size: Size, channels: int, noise: Noise) -> Work | None:
-        """Return what is to do for samples with these numbers; None: nothing."""
+        """Return the work for samples with these numbers; None: there is none."""
         boxes = self.place(uniforms, size)
         if not (boxes[:, 2] > boxes[:, 0]).any():
             return None
@@ -261,16 +261,13 @@ def _log_gamma_variate(uniforms: F64, alpha: float) -> F64:
     return logs
 
 
-def plan_mix(
-    operations: Sequence[MixUp | CutMix], drawn: Sequence[F64], choices: F64, size: Size, channels: int
-) -> tuple[Work | None, Array]:
+def plan_mix(mixes: Sequence[Mix], choices: F64, size: Size, channels: int) -> tuple[Work | None, Array]:
     """Return how a batch's images are mixed (None: not at all), and each sample's share of its label.
 
     Args:
-        drawn: the numbers of each operation.
+        mixes: one of each operation.
         choices: a number for each sample that says which of the operations it gets.
     """
-    mixes = [op.mix(uniforms, size) for op, uniforms in zip(operations, drawn, strict=True)]
     which = (choices * len(mixes)).astype(np.int64)
     every = np.arange(len(which))
     share, whole, boxes = (

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operations of `Loader(on_device=...)` have in common.
+"""The common form of all operations of `Loader(on_device=...)`.
 
-An operation draws on the host, in numpy, and computes on the device. What it has drawn (factors, boxes, the
-numbers of the samples that it changes) goes there as small arrays, so that nobody ever asks the device for a
-value and waits for it. Each operation names the purpose of its draws and how many uniform numbers a sample
-takes; its `plan` makes of them what is to do.
+An operation draws on the host, in numpy, and computes on the device. Its draws (factors, boxes, the numbers
+of the samples that it changes) go there as small arrays, so that the host never waits for a value from the
+device. Each operation names the purpose of its draws and how many uniform numbers a sample takes; its `plan`
+makes the work of them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Array = npt.NDArray[Any]
 
 
 class Work(NamedTuple):
-    """What an operation does to one batch.
+    """An operation's work on one batch.
 
     Attributes:
-        arrays: what it has drawn.
+        arrays: its draws.
         apply: called with images and these arrays as tensors on the images' device; returns the images.
     """
 
@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 def change_rows(rows: I64, samples: int, work: Work) -> Work:
-    """Return work that does to some samples of a batch what `work` does to a batch of these alone."""
+    """Return `work`, which is for a batch of these samples alone, as work on the whole batch."""
     if len(rows) == samples:
         return work
 

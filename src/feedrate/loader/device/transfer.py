@@ -204,7 +204,7 @@ class Transfer(Pinned):
             return None
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
 
-    def lend(self, shape: tuple[int, ...]) -> U8 | None:
+    def lend(self, shape: tuple[int, ...]) -> U8:
         return _lend_pinned(shape)
 
     def wait(self, step: int) -> None:
