@@ -143,7 +143,7 @@ def test_no_sample_changes_sides_whatever_is_appended(sizes: list[int], edges: l
     for count in range(1, len(sizes) + 1):
         pieces = sizes[:count]
         for part in fractions:
-            subset = Subset(pieces, part)
+            subset = Subset(tuple(pieces), part)
             assert len(subset) == sum(round(part[1] * n) - round(part[0] * n) for n in pieces)
             for position in members(subset).tolist():
                 assert side.setdefault(position, part) == part

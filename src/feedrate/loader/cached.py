@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cached`: what a map-style dataset returns, made once and then kept, for any DataLoader.
+"""`cached`: a map-style dataset whose samples are made once and then kept, for any DataLoader.
 
 Samples are kept as bytes in a cache that all processes of the job share. A sample that is there is a hit: its
-arrays and tensors are views of the cache's memory, private to whoever asked. What is not there is made by the
-dataset, and kept while there is room. Nothing is ever thrown out: with a fresh shuffle in every epoch, the
-share of hits is then the share of samples that are kept.
+arrays and tensors are views of the cache's memory, private to the caller. The dataset makes the others, which
+are kept while there is room. Nothing is ever thrown out: with a fresh shuffle in every epoch, the share of
+hits is then the share of samples that are kept.
 
-With a key, a cache has a name: the user's key, the number of samples, the class' own code, and of what parts
-of which datasets it is made.
+With a key, a cache has a name: from the user's key, the number of samples, the class' own code, and the parts
+of the datasets that it is made of.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from feedrate.errors import UsageError
 from feedrate.loader.results import CachedReport
 from feedrate.machine.process import read_file
 
-# Of how names are made: caches of another version are not found any more, and go when they are old.
+# The version of the names: caches of another version are not found any more, and go when they are old.
 _VERSION = "2"
 
 
 def name_dataset(dataset: Any, key: str) -> str:
-    """Return a name that changes with the key, the length, what the class and its bases do, and the structure
-    of torch's `Subset` and `ConcatDataset`, with their indices.
+    """Return a name that changes with the key, the length, the code of the class and its bases, and the
+    structure of torch's `Subset` and `ConcatDataset`, with their indices.
 
     Functions that these call, files, and other attributes are not looked at: the key is the user's word.
     """
@@ -56,15 +56,17 @@ def name_dataset(dataset: Any, key: str) -> str:
 
 
 def _describe_dataset(dataset: Any, above: list[Any]) -> list[str]:
-    """Describe a dataset and those that it is made of; `above`: those that it is a part of."""
+    """Describe a dataset and its parts; `above`: the datasets that it is a part of."""
     parts = ["("]
-    with contextlib.suppress(TypeError, RuntimeError):  # what it is made of need not know its length
+    with contextlib.suppress(TypeError, RuntimeError):  # an inner one need not know its length
         parts.append(str(len(dataset)))
     for base in type(dataset).__mro__:
         if base is not object:
             parts.append(base.__qualname__)
         if not base.__module__.startswith("torch."):
-            parts += [line for name, value in sorted(vars(base).items()) for line in _describe(name, value)]
+            parts += [
+                line for name, value in sorted(vars(base).items()) for line in _describe_member(name, value)
+            ]
     if _is_torch(dataset, "Subset"):
         parts.append(_describe_indices(dataset.indices))
     for inner in list_inner(dataset):
@@ -97,7 +99,7 @@ def _describe_indices(indices: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(numbers).tobytes()).hexdigest()
 
 
-def _describe(name: str, value: Any) -> list[str]:
+def _describe_member(name: str, value: Any) -> list[str]:
     value = inspect.unwrap(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
     if isinstance(value, property):
         value = value.fget
@@ -125,13 +127,13 @@ _TAKEN = "tensors, arrays, numbers, text, bytes, Pillow's images, and dicts, lis
 
 
 class KeptSamples:
-    """What one process does with the cache of a cached dataset. `called_at`: the user's line for warnings."""
+    """One process's use of a cached dataset's cache. `called_at`: the user's line, for warnings."""
 
     def __init__(self, store: SampleCache, called_at: tuple[str, int]) -> None:
         self.process = os.getpid()
         self._called_at = called_at
         self._store = store
-        # Of a disk, what is read must be checked as a whole: it is copied.
+        # Bytes from a disk must be checked as a whole: they are copied.
         kinds = zip(store.opened.paths, store.tiers, strict=True)
         self._views = [Views(path) if tier.kind == "ram" else None for path, tier in kinds]
         self._is_frozen = False
@@ -142,14 +144,15 @@ class KeptSamples:
             if views is not None and self.process == os.getpid():
                 views.close()
 
-    def find(self, numbers: list[int]) -> list[Any]:
+    def find_samples(self, numbers: list[int]) -> list[Any]:
+        """Return the samples with these numbers; ABSENT for those that are not kept."""
         located = self._store.opened.locate(np.array(numbers, np.int64))
         return [
-            self._read(number, row) if is_there else ABSENT
+            self._read_sample(number, row) if is_there else ABSENT
             for number, is_there, row in zip(numbers, located.found.tolist(), located.rows, strict=True)
         ]
 
-    def _read(self, number: int, row: Any) -> Any:
+    def _read_sample(self, number: int, row: Any) -> Any:
         memory = self._open_view(number, row)
         if memory is None:
             copy = self._store.opened.read(row)
@@ -193,7 +196,7 @@ class KeptSamples:
         return samples
 
     def _look_twice(self, dataset: Any, number: int, data: U8, read_bytes: int) -> int:
-        """Make the first sample once more: is it the same? And what is read, when all is imported?"""
+        """Make the first sample once more, to see whether it is the same and how many bytes it reads."""
         held = [
             (tier.samples, tier.size_bytes, tier.source_bytes) for tier in self._store.opened.tier_stats()
         ]
@@ -219,13 +222,13 @@ class KeptSamples:
         warnings.warn_explicit(message, UserWarning, *self._called_at)
 
     def compare(self, dataset: Any, key: str, name: str) -> None:
-        """Make three samples anew, and compare them with what is kept under this key.
+        """Make three samples anew, and compare them with those that are kept under this key.
 
-        Of a cache that holds none yet, three are put there first: whoever comes to the same cache a moment
-        later with another dataset, in this process or another, then finds them.
+        Of a cache that holds none yet, three are put there first: another dataset that comes to the same
+        cache a moment later, in this process or another, then finds them.
 
         Raises:
-            UsageError: the dataset repeats itself, and what is kept is something else.
+            UsageError: the dataset repeats itself, and the kept samples differ.
         """
         held = self._list_held()
         numbers = held or list(range(self._store.samples))
@@ -245,7 +248,7 @@ class KeptSamples:
                         f"sample {number} of {type(dataset).__name__} could not be made, to compare it with"
                         f" what is kept under the key {key!r}: {type(error).__name__}: {error}"
                     )
-                return  # of an empty cache: whoever asks for the sample sees the error
+                return  # of an empty cache: the error comes when the sample is asked for
             if np.array_equal(made, again):
                 raise UsageError(
                     f"sample {number} of {dataset!r} is not what the cache {name} holds under the key {key!r}"
@@ -271,8 +274,8 @@ class KeptSamples:
 
 
 def _clone(dataset: Any) -> Any:
-    """Return a dataset whose attributes are its own: files that it opens must not be there when workers are
-    forked, which many datasets open only when they are first asked for a sample."""
+    """Return a dataset with attributes of its own: many datasets open files at their first sample, and these
+    must not be open in this process when workers are forked."""
     try:
         clone = copy.copy(dataset)
         inner = {id(one): _clone(one) for one in list_inner(dataset)}
@@ -327,17 +330,17 @@ def cached(
     disk: str | os.PathLike[str] | None = None,
     key: str | None = None,
 ) -> Cached:
-    """Return a dataset that keeps what `dataset[i]` returned and gives it again.
+    """Return a dataset that keeps the samples of `dataset[i]` and gives them again.
 
     Put it before random augmentation: `cached(dataset).map(augment)`.
 
     Args:
         dataset: any object with `len()` and `[i]`.
-        ram: memory to use: "auto" (what the job's limit leaves, less a margin), "8GB", bytes; 0: none.
+        ram: memory to use: "auto" (the rest of the job's limit, less a margin), "8GB", bytes; 0: none.
         disk: "FOLDER:SIZE", used when memory is full, on a disk of this node.
-        key: a name for what the samples are; change it when they change. With it, the ranks of a job share
-            what is kept, and what is on `disk` is there again for the next job. Three samples are made at
-            once and compared with what is kept.
+        key: a name for the samples; change it when they change. With it, the ranks of a job share the kept
+            samples, and those on `disk` are there again for the next job. Three samples are made at once and
+            compared with the kept ones.
 
     Raises:
         UsageError: an argument makes no sense, or another dataset's samples are kept under this key; later,
@@ -354,7 +357,7 @@ class _Mappable:
         return Mapped(self, function)
 
     def __getattr__(self, name: str) -> Any:
-        # What the dataset says of itself: `classes`, `targets` ...
+        # The dataset's own attributes: `classes`, `targets` ...
         inner = self.__dict__.get("source", self.__dict__.get("dataset"))
         if name.startswith("_") or inner is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -362,7 +365,7 @@ class _Mappable:
 
 
 class Cached(_Mappable):
-    """See `cached`. Safe to use from any thread and process; workers by fork and spawn share what is kept."""
+    """See `cached`. Safe to use from any thread and process; workers by fork and spawn share the samples."""
 
     def __init__(
         self, dataset: Any, *, ram: int | str, disk: str | os.PathLike[str] | None, key: str | None
@@ -400,7 +403,7 @@ class Cached(_Mappable):
         """Return several samples; a DataLoader fetches its batches through this."""
         mine = self._open()
         numbers = [self._number(index) for index in indices]
-        samples = mine.find(numbers)
+        samples = mine.find_samples(numbers)
         missing = [place for place, sample in enumerate(samples) if sample is ABSENT]
         self._store.opened.count(hits=len(numbers) - len(missing), misses=len(missing))
         if missing:
@@ -419,7 +422,7 @@ class Cached(_Mappable):
         return number % self._length
 
     def report(self) -> CachedReport:
-        """Return what is kept and how often it was asked for, by all processes together."""
+        """Return how many samples are kept, and how often they were asked for, by all processes together."""
         store = self._store.opened
         hits, misses = store.counted
         return CachedReport(
@@ -427,7 +430,7 @@ class Cached(_Mappable):
         )
 
     def close(self) -> None:
-        """Let go of what is kept; samples that you have stay valid. May be called twice."""
+        """Let go of the kept samples; those that you have stay valid. May be called twice."""
         if self._mine is not None:
             self._mine.close()
         self._store.close()
@@ -440,15 +443,12 @@ class Cached(_Mappable):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mine": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __repr__(self) -> str:
         return f"cached({self.dataset!r})"
 
 
 def _find_caller() -> tuple[str, int]:
-    """Return file and line of who called feedrate: what a warning is about."""
+    """Return file and line of the call of feedrate, for warnings."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "feedrate":
         frame = frame.f_back

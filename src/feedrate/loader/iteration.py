@@ -2,8 +2,8 @@
 """One pass over a loader's epoch: `EpochRun` starts the threads that make its batches, and `LoaderIterator`
 gives these to the loop and moves the loader's cursor on.
 
-A run has what the loader was asked for (`Setup`) and what belongs to this process (`Resources`), and knows
-neither the loader nor its iterator: those can be garbage collected while the threads run, and then stop them.
+A run has the resolved options (`Setup`) and this process's files and buffers (`Resources`), and knows neither
+the loader nor its iterator: those can be garbage collected while the threads run, and then stop them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.loader import order as orders
 from feedrate.loader.batch import Assembler, Batch, Ring
-from feedrate.loader.device.transfer import Placement, Sent, Transfer, choose_placement
+from feedrate.loader.device.transfer import Sent, Transfer, choose_placement
 from feedrate.loader.pipeline import Feed, FeedStopped, Meter
 from feedrate.loader.ranks import Shares
 from feedrate.loader.setup import Setup
@@ -51,15 +51,17 @@ DECODING_NICE = 10
 
 @dataclass(slots=True)
 class Resources:
-    """What belongs to one process: opened files, buffers, counters. The finaliser has them, too, and must not
-    know the loader; `release` gives them back in the right order."""
+    """The files, buffers and counters of one process. The finaliser has them, too, and must not know the
+    loader; `release` gives them back in the right order."""
 
     pack: Pack
     owns_pack: bool
     rings: dict[str, Ring]
     cached: CachedPixels | None = None
-    controller: ThreadController | None = None  # None: the number of threads was given, and who decodes
-    gpu_share: ShareController | None = None  # None: who decodes was given
+    controller: ThreadController | None = (
+        None  # None: the user gave the threads, and the GPU's share is fixed
+    )
+    gpu_share: ShareController | None = None  # None: the GPU's share is fixed
     gpu: GpuDecoder | None = None  # of the iteration that lives, or lived last
     tier: GpuTier | None = None  # of the cache, on the GPU
     meter: Meter = field(default_factory=Meter)
@@ -98,8 +100,8 @@ class EpochRun:
             setup.device, setup.output, setup.finish, prefetch=setup.prefetch,
             is_plain=not setup.has_functions,
         )  # fmt: skip
-        self._gpu = resources.gpu = self._open_gpu(self._placement)
-        self._stored = self._open_stored(self._gpu, self._placement)
+        self._gpu = resources.gpu = self._open_gpu()
+        self._stored = self._open_stored()
         self._assembler = Assembler(
             pack=resources.pack, wanted=setup.wanted, sampler=setup.sampler, rings=resources.rings,
             output=setup.output, transform=options.transform,
@@ -111,7 +113,7 @@ class EpochRun:
         self._ahead: Ahead | None = None
 
     def start(self) -> Feed[Batch]:
-        """Start the epoch's threads: those that fetch what is remote, and those that make batches."""
+        """Start the epoch's threads: those that fetch from a remote pack, and those that make batches."""
         setup, controller = self._setup, self._resources.controller
         self._ahead = self._look_ahead()
         address = self._placement.find_pci_address()
@@ -143,7 +145,7 @@ class EpochRun:
                 with self._meter.stage("fetch"):
                     maker = replace(maker, pack=held.enter_context(self._ahead.batch(step)))
             held.enter_context(self._placement.guard())
-            # What is decoded there takes memory there, so that it waits before it begins.
+            # Decoding there takes memory there, so that it waits before it begins.
             is_early = self._stored is not None or (self._gpu is not None and self._gpu.share > 0)
             if is_early:
                 self._wait(step)
@@ -186,13 +188,13 @@ class EpochRun:
             self._ahead.stop()
 
     def _close(self) -> None:
-        """Give back what was taken for this epoch; all makers have ended."""
+        """Give the threads and buffers of this epoch back; all makers have ended."""
         self._pool.close()
         if self._gpu is not None:
             self._gpu.close()
 
     def _look_ahead(self) -> Ahead | None:
-        """Begin to fetch what the coming batches need; None: the pack is read where it is."""
+        """Begin to fetch the bytes of the coming batches; None: the pack is read where it is."""
         setup, resources = self._setup, self._resources
         if not isinstance(resources.pack, RemotePack):
             return None
@@ -211,25 +213,25 @@ class EpochRun:
         ahead.start()
         return ahead
 
-    def _open_gpu(self, placement: Placement) -> GpuDecoder | None:
-        """Return what decodes on the device; None: the CPU does."""
+    def _open_gpu(self) -> GpuDecoder | None:
+        """Return the device's decoder; None: the CPU decodes."""
         setup, share = self._setup, self._resources.gpu_share
         is_wanted = setup.cpu_reason is None or setup.stored_fields
-        if not is_wanted or not isinstance(placement, Transfer):
+        if not is_wanted or not isinstance(self._placement, Transfer):
             return None
         from feedrate.loader.device.gpu_decode import open_decoder
 
         gpu = open_decoder(
-            placement, self._meter, is_asked_for=setup.options.decode == "gpu",
+            self._placement, self._meter, is_asked_for=setup.options.decode == "gpu",
             is_needed=bool(setup.stored_fields),
         )  # fmt: skip
         if gpu is not None and (share is not None or setup.cpu_reason is not None):
             gpu.set_share(0.0 if share is None else share.share)
         return gpu
 
-    def _open_stored(self, gpu: GpuDecoder | None, placement: Placement) -> StoredPixels | None:
-        """Return what keeps images on the device; what is there of earlier epochs stays."""
-        setup, resources = self._setup, self._resources
+    def _open_stored(self) -> StoredPixels | None:
+        """Return the store of images on the device; those of earlier epochs stay."""
+        setup, resources, gpu, placement = self._setup, self._resources, self._gpu, self._placement
         if gpu is None or not setup.stored_fields or not isinstance(placement, Transfer):
             return None
         from feedrate.loader.device.gpu_tier import GpuTier, StoredPixels
@@ -268,7 +270,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class BatchSampler:
-    """What a loader has in the place of a DataLoader's batch sampler, and of the sampler in that."""
+    """A stand-in for a DataLoader's batch sampler, and for the sampler in that."""
 
     batch_size: int
     set_epoch: Callable[[int], None]
@@ -394,7 +396,7 @@ class LoaderIterator(Iterator[Any]):
             )
 
     def end(self, why: str) -> None:
-        """Stop this iteration; `why` is told to those who go on using it."""
+        """Stop this iteration; later uses of it raise an error with `why`."""
         if len(self):
             self._ended = why
         self._finalizer()

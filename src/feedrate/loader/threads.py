@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many threads decode, and how much of each batch the GPU, where `Loader` was not told.
+"""How many threads decode, and how much of each batch the GPU, where the user did not say.
 
-`ThreadController` is asked when a batch is taken. It looks at windows of some seconds, at who waited in them:
+`ThreadController` is asked when a batch is taken. It judges windows of some seconds, by the side that waited:
 
 ```
 the loop, for a batch              supply-bound   more threads, at once
@@ -12,10 +12,10 @@ not the loop                       device-bound   fewer, on trial, if their CPU 
 
 As in `stats().limit`, the loop as a whole is the device; which stage it waits for makes no difference here.
 
-The share of time that the loop waits is what is lost for want of threads; it needs no comparison. What is
-lost because threads take the loop's cores shows in the rate alone, so a number is tried, and left again when
-it gives less. A number that would not do is not tried again for a while, which doubles every time; when the
-rate changes by itself, because another job came or went, all that is forgotten.
+The share of time that the loop waits is lost for want of threads; it needs no comparison. The loss to threads
+that take the loop's cores shows in the rate alone, so a number is tried, and left again when it gives less. A
+number that would not do is not tried again for a while, which doubles every time; when the rate changes by
+itself, because another job came or went, all that is forgotten.
 
     STEADY --two windows without waiting, or one supply-bound--> TRIAL --at most two windows--> STEADY
 
@@ -25,7 +25,7 @@ the two changes at a time, and there are all threads while the GPU decodes anyth
 ```
 the loop, for a batch    more on the GPU, as soon as there are no more threads to add: as much as the time
                          that the loop waited says
-not the loop, or for     less, on trial: what the GPU decodes takes time from the training there; so where
+not the loop, or for     less, on trial: decoding on the GPU takes time from the training there; so where
 a GPU that is busy       the loop waits and more was no help
 ```
 
@@ -53,11 +53,11 @@ CLEAR = 0.1  # one window is enough to tell rates that differ by more
 SHARING = 1.3
 # A loop that does something else for longer than both, as validating, is not slow.
 PAUSE_S, PAUSE_STEPS = 0.5, 8
-NEVER = 2**30  # threads
+NONE, NEVER = -1, 2**30  # numbers that are never reached
 
 
 class Window(NamedTuple):
-    """What some seconds showed.
+    """Some seconds of loading.
 
     Attributes:
         rate: batches per second.
@@ -83,10 +83,39 @@ class Window(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Another number is tried since now: which one it was before, and what that gave."""
+    """A trial of another number: the number before, and its window."""
 
     origin: int
     before: Window
+
+
+class _Bounds:
+    """Numbers that would not do: not tried again for a while, which doubles every time.
+
+    Attributes:
+        low, high: numbers up to `low`, and from `high` on.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """The loop or the machine changed: a number that would not do before may do now."""
+        self.low, self.high, self._expires = NONE, NEVER, math.inf
+        self._delay_s = FIRST_DELAY_S
+
+    def rule_out(self, *, low: int | None = None, high: int | None = None) -> None:
+        """Leave such numbers alone for a while, and for twice as long the next time."""
+        self.low = self.low if low is None else low
+        self.high = self.high if high is None else high
+        self._expires = self._clock() + self._delay_s
+        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+
+    def relax(self, number: int) -> None:
+        """When the time is over, let the next number in either direction be tried once more."""
+        if self._clock() >= self._expires:
+            self.low, self.high = min(self.low, number - 2), max(self.high, number + 2)
 
 
 class ThreadController:
@@ -109,16 +138,14 @@ class ThreadController:
         self._unusual = 0  # windows in a row that had another
         self._last: tuple[float, ...] | None = None
         self._settling = 0
-        self._sums, self._batches = [0.0] * 5, 0  # of a window: seconds, and what `measure` returns
-        # Numbers that would not do, until then.
-        self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
-        self._delay_s = FIRST_DELAY_S
+        self._sums, self._batches = [0.0] * 5, 0  # of a window: seconds, and the sums of `measure`
+        self._bounds = _Bounds(clock)
 
     def begin(
         self, cores: int, makers: int, prefetch: int, measure: Callable[[], tuple[float, ...]],
         gpu_share: ShareController | None = None, usable_cores: int | None = None,
     ) -> None:  # fmt: skip
-        """An iteration begins.
+        """Follow an iteration that begins.
 
         Args:
             cores: how many threads there may be.
@@ -139,7 +166,7 @@ class ThreadController:
             self._move(cores)
 
     def note_batch(self) -> None:
-        """The loop has taken a batch: look whether the number should change."""
+        """Count a batch that the loop has taken, and see whether the number should change."""
         last, self._last = self._last, (self._clock(), *self._measure())
         if last is None:
             return
@@ -170,18 +197,15 @@ class ThreadController:
         ):
             self._settle()
         elif gpu_share is None or not gpu_share.is_trying:
-            self._look()
+            self._try_another()
 
     def _begin_window(self) -> None:
         self._sums, self._batches = [0.0] * 5, 0
 
-    def _look(self) -> None:
+    def _try_another(self) -> None:
         window = self._windows[-1]
         self._notice_change(window.rate)
-        if self._clock() >= self._expires:
-            # The next number in either direction may be tried once more.
-            self._too_few = min(self._too_few, self.threads - 2)
-            self._too_many = max(self._too_many, self.threads + 2)
+        self._bounds.relax(self.threads)
         number = self.threads
         if window.is_supply_bound:
             number = self._choose_more()
@@ -196,17 +220,15 @@ class ThreadController:
             self._move(number)
 
     def _choose_more(self) -> int:
-        if self._too_many > self._cores:
-            return self._cores
-        return (self.threads + self._too_many) // 2
+        most = self._bounds.high
+        return self._cores if most > self._cores else (self.threads + most) // 2
 
     def _choose_fewer(self, window: Window) -> int:
         # The threads of one core take more CPU time for the same work, by about so much.
         needed = math.ceil(window.needed / SHARING)
         number = min(self.threads - max(1, self.threads // 8), math.ceil(window.needed * SHARING))
-        least = max(1, self.threads // 2, needed, (self._too_few + self.threads) // 2)
-        number = max(number, least)
-        return number if number > self._too_few else self.threads
+        number = max(number, 1, self.threads // 2, needed, (self._bounds.low + self.threads) // 2)
+        return number if number > self._bounds.low else self.threads
 
     def _judge(self, trial: Trial) -> None:
         seen, before = mean_window(self._windows), trial.before
@@ -223,23 +245,16 @@ class ThreadController:
         else:
             keeps = gain > -SAME or seen.waited <= before.waited + SAME
         if keeps and not is_more:
-            self._too_few = 0  # nothing is known of still fewer
+            self._bounds.low = NONE  # still fewer may do
             if seen.is_supply_bound:
-                self._rule_out(too_many=trial.origin)
+                self._bounds.rule_out(high=trial.origin)
         elif keeps or not is_more:
-            self._rule_out(too_few=min(self.threads, trial.origin))
+            self._bounds.rule_out(low=min(self.threads, trial.origin))
         else:
-            self._rule_out(too_many=self.threads)
+            self._bounds.rule_out(high=self.threads)
         if not keeps:
             self._move(trial.origin)
         self._usual_rate = seen.rate if keeps else before.rate
-
-    def _rule_out(self, *, too_few: int | None = None, too_many: int | None = None) -> None:
-        """Leave such numbers alone for a while, and for twice as long the next time."""
-        self._too_few = self._too_few if too_few is None else too_few
-        self._too_many = self._too_many if too_many is None else too_many
-        self._expires = self._clock() + self._delay_s
-        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
 
     def _notice_change(self, rate: float) -> None:
         usual = rate if self._usual_rate is None else self._usual_rate
@@ -252,9 +267,8 @@ class ThreadController:
 
     def _forget(self) -> None:
         if self._gpu_share is not None:
-            self._gpu_share.forget()
-        self._too_few, self._too_many, self._expires = 0, NEVER, math.inf
-        self._delay_s = FIRST_DELAY_S
+            self._gpu_share.bounds.forget()
+        self._bounds.forget()
 
     def _move(self, number: int) -> None:
         self.threads = number
@@ -269,15 +283,14 @@ class ThreadController:
 
 
 def mean_window(windows: list[Window]) -> Window:
-    """Return what windows showed on average."""
+    """Return the mean of windows."""
     return Window(*(sum(values) / len(windows) for values in zip(*windows, strict=True)))
 
 
 PARTS = 8  # the share is so many eighths
-# What a sample on the GPU saves of the CPU time that it would take: it is still read, checked and planned.
-# Only how far the first step goes depends on it.
+# A sample on the GPU saves so much of its CPU time: it is still read, checked and planned. Only how far the
+# first step goes depends on it.
 SAVED = 0.8
-_NONE, _NEVER = -1, PARTS + 1
 
 
 class ShareController:
@@ -285,16 +298,16 @@ class ShareController:
 
     Attributes:
         changes: how often it changed.
+        bounds: shares that would not do, in parts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.changes = 0
-        self._clock, self._most_cpu_s = clock, math.inf
+        self.changes, self.bounds = 0, _Bounds(clock)
+        self._most_cpu_s = math.inf
         self._parts, self._most = 0, PARTS
         self._trial: Trial | None = None
         self._is_rising = False  # more was just tried, and gave clearly more
         self._cpu_s: dict[int, float] = {}  # of a batch, when it was last seen with so many parts on the GPU
-        self.forget()
 
     @property
     def share(self) -> float:
@@ -305,18 +318,13 @@ class ShareController:
     def is_trying(self) -> bool:
         return self._trial is not None
 
-    def forget(self) -> None:
-        """The loop or the machine changed: what would not do before may do now."""
-        self._too_little, self._too_much, self._expires = _NONE, _NEVER, math.inf
-        self._delay_s = FIRST_DELAY_S
-
     def switch_off(self) -> None:
         """The GPU has no room for it: nothing is decoded there any more."""
         self._parts = self._most = 0
         self._trial = None
 
     def note(self, windows: list[Window], *, has_all_threads: bool, threads: int, cores: int) -> bool:
-        """Look at the last windows of this share, two at the most; return whether it changed.
+        """Judge the last windows of this share, two at the most; return whether it changed.
 
         Args:
             has_all_threads: there are no more to be added, which would cost the GPU nothing.
@@ -328,14 +336,11 @@ class ShareController:
         self._most_cpu_s = max(0.0, min(threads, cores - window.others)) / window.rate
         if self._trial is not None and not self._judge(self._trial, windows):
             return not self.is_trying
-        return self._look(windows, has_all_threads=has_all_threads)
+        return self._try_another(windows, has_all_threads=has_all_threads)
 
-    def _look(self, windows: list[Window], *, has_all_threads: bool) -> bool:
+    def _try_another(self, windows: list[Window], *, has_all_threads: bool) -> bool:
         window, parts = windows[-1], self._parts
-        if self._clock() >= self._expires:
-            # The next share in either direction may be tried once more.
-            self._too_little = min(self._too_little, parts - 2)
-            self._too_much = max(self._too_much, parts + 2)
+        self.bounds.relax(parts)
         # A loop that still waits after a step that helped gets the next one, though the GPU may be late too.
         if window.is_supply_bound or (self._is_rising and not window.is_waited_for):
             parts = self._choose_more(window) if has_all_threads else parts
@@ -354,15 +359,15 @@ class ShareController:
         # So much of the CPU's time for a batch must go, that the loop need not wait.
         cost = (1 - SAVED * self.share) * (1 - window.waited)
         parts = max(self._parts + 1, math.ceil(PARTS * (1 - cost) / SAVED))
-        if self._too_much <= PARTS:
-            parts = min(parts, (self._parts + self._too_much) // 2)
+        if self.bounds.high <= PARTS:
+            parts = min(parts, (self._parts + self.bounds.high) // 2)
         return min(parts, self._most)
 
     def _choose_less(self) -> int:
         if not self._parts:
             return 0
-        parts = max(self._parts - max(1, self._parts // 4), (self._too_little + self._parts) // 2)
-        is_possible = parts > self._too_little and self._estimate_cpu_s(parts) <= self._most_cpu_s
+        parts = max(self._parts - max(1, self._parts // 4), (self.bounds.low + self._parts) // 2)
+        is_possible = parts > self.bounds.low and self._estimate_cpu_s(parts) <= self._most_cpu_s
         return parts if is_possible else self._parts
 
     def _estimate_cpu_s(self, parts: int) -> float:
@@ -386,21 +391,18 @@ class ShareController:
         elif seen.is_supply_bound:
             keeps = gain > SAME
         else:
-            # A loop that runs ahead of a GPU waits in any case: there the rate alone tells what is lost.
+            # A loop that runs ahead of a GPU waits in any case: there the rate alone shows the loss.
             is_as_idle = seen.is_waited_for and seen.waited <= before.waited + SAME
             keeps = gain > -SAME or is_as_idle
         self._is_rising = is_more and keeps and gain > CLEAR
         if is_more and keeps:
-            self._too_little = trial.origin
+            self.bounds.rule_out(low=trial.origin)
         elif is_more:
-            self._too_much = self._parts
+            self.bounds.rule_out(high=self._parts)
         elif not keeps:
-            self._too_little = self._parts
+            self.bounds.rule_out(low=self._parts)
         elif seen.is_supply_bound:
-            self._too_much = trial.origin
-        if is_more or not keeps:
-            self._expires = self._clock() + self._delay_s
-            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+            self.bounds.high = trial.origin
         if not keeps:
             self._move(trial.origin)
         return keeps
