@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,13 @@ class Tick:
     unit: str = "sample"  # what `done` and `total` count
 
 
+# Why an input was left out. Samples that are kept have further codes: see packing/check/quality.py.
+RejectionCode = Literal[
+    "missing", "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "deep", "outside",
+    "named-twice", "too-large",
+]  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """An input that was left out, or deserves a look. Paths are relative to the source, made printable."""
@@ -25,3 +33,4 @@ class Rejection:
     path: str
     field: str
     reason: str
+    code: RejectionCode = "corrupt"

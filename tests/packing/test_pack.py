@@ -162,12 +162,16 @@ def test_two_processes_read_a_pack_at_once(jpeg_folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b"", "the file is empty"), (b"hello, I am a text\n" * 9, "not a JPEG"), ("half", "JPEG ends")],
+    ("content", "reason", "code"),
+    [
+        (b"", "the file is empty", "empty"),
+        (b"hello, I am a text\n" * 9, "not a JPEG", "corrupt"),
+        ("half", "JPEG ends", "truncated"),
+    ],
     ids=["empty", "text", "half"],
 )
 def test_bad_image_is_rejected_in_words_and_packing_goes_on(
-    jpeg_folder: Path, tmp_path: Path, content: bytes | str, reason: str
+    jpeg_folder: Path, tmp_path: Path, content: bytes | str, reason: str, code: str
 ) -> None:
     whole = (jpeg_folder / "cat" / "0.jpg").read_bytes()
     (jpeg_folder / "cat" / "bad.jpg").write_bytes(
@@ -179,7 +183,9 @@ def test_bad_image_is_rejected_in_words_and_packing_goes_on(
     assert (rejection.path, rejection.field) == ("cat/bad.jpg", "image")
     assert reason in rejection.reason
     line = json.loads((tmp_path / "p" / "rejected.jsonl").read_text())
-    assert line == {"path": "cat/bad.jpg", "field": "image", "reason": rejection.reason}
+    assert line == {
+        "path": "cat/bad.jpg", "field": "image", "reason": rejection.reason, "code": code,
+    }  # fmt: skip
 
 
 def test_image_that_only_pillow_forgives_is_kept_and_listed(jpeg_folder: Path, tmp_path: Path) -> None:

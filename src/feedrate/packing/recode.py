@@ -22,13 +22,14 @@ from feedrate.errors import UsageError
 from feedrate.format.fields import Coding, Field, Kind
 from feedrate.format.raw import dump_raw
 from feedrate.kernel import U8, pillow
-from feedrate.packing.values import ImageFacts, set_upright
+from feedrate.packing.values import ImageFacts, set_upright, unusable
 from feedrate.source.record import UnusableValue, dump_array
 
 if TYPE_CHECKING:
     from feedrate.packing.results import Recoded
 
 DEFAULT_QUALITY = 90
+ALL_IMAGES, RESIZED_IMAGES = "all images", "resized images"  # the values of `encoded` in pack.json
 # Photographs of 256 pixels at quality 90: halving the chroma saves 20 % of the bytes and 12 % of the decoding
 # and costs 1.7 dB. Who asks for this much quality wants the colours too.
 FULL_CHROMA_QUALITY = 95
@@ -86,7 +87,7 @@ class Recode:
             settings["raw"] = True
         elif self.limits_size or self.quality is not None:
             settings["quality"] = self.quality or DEFAULT_QUALITY
-            settings["encoded"] = "resized images" if self.quality is None else "all images"
+            settings["encoded"] = RESIZED_IMAGES if self.quality is None else ALL_IMAGES
         if self.normalise:
             settings["normalise"] = "upright" if self.raw else f"quality {self.quality or NORMAL_QUALITY}"
         if self.keep_truncated:
@@ -96,7 +97,7 @@ class Recode:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Recode:
         """Return the choice that a pack's settings tell of."""
-        quality = settings.get("quality") if settings.get("encoded") == "all images" else None
+        quality = settings.get("quality") if settings.get("encoded") == ALL_IMAGES else None
         sides = settings.get("resize"), settings.get("max_side")
         flags = bool(settings.get("raw")), "normalise" in settings, bool(settings.get("keep_truncated"))
         return cls(*sides, quality, *flags)
@@ -133,10 +134,6 @@ class Recode:
         return int(min(_BYTES_PER_JPEG_PIXEL * pixels, size_bytes))
 
 
-class TooDeepForRaw(UnusableValue):
-    """Gray of more than 8 bits: raw pixels have no room for its values."""
-
-
 class NewImage(NamedTuple):
     """An image as it will be stored.
 
@@ -167,7 +164,7 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
     if facts.is_deep:
         return _recode_deep(recode, data, facts)
     # What is damaged stays as it is: a new coat of JPEG would hide that.
-    if is_same and (not recode.normalise or is_normal or facts.is_damaged):
+    if is_same and (not recode.normalise or is_normal or facts.damage):
         return None
     if is_same and (turned := _write_again(data, orientation)) is not None:
         return turned
@@ -177,7 +174,7 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
         box = None if width * height >= facts.width * facts.height else (0, 0, facts.width, facts.height)
         pixels = kernel.decode_one(data, box=box, size=(height, width), mode="L" if is_gray else "RGB")
     except (ValueError, OSError) as error:
-        raise UnusableValue(str(error)) from error
+        raise unusable(str(error)) from error
     pixels = _turn(pixels[..., 0] if is_gray else pixels, orientation)
     height, width = pixels.shape[:2]
     is_normalised = recode.normalise and not is_normal
@@ -196,14 +193,15 @@ def recode_image(recode: Recode, data: bytes, facts: ImageFacts, *, may_turn: bo
 def _recode_deep(recode: Recode, data: bytes, facts: ImageFacts) -> NewImage | None:
     """Return gray of more than 8 bits in its new size; else as it is, since JPEG cannot hold its values."""
     if recode.raw:
-        raise TooDeepForRaw(f"has more than 8 bits (mode {facts.mode}), and --raw stores 8: pack without it")
+        words = f"has more than 8 bits (mode {facts.mode}), and --raw stores 8: pack without it"
+        raise UnusableValue(words, "deep")
     size = recode.new_size(facts.width, facts.height)
     if size == (facts.width, facts.height):
         return None
     try:
         return NewImage(pillow.resize_deep(data, size), *size)
     except (pillow.Undecodable, OSError) as error:
-        raise UnusableValue(str(error)) from error
+        raise unusable(str(error)) from error
 
 
 def _write_again(data: bytes, orientation: int) -> NewImage | None:
@@ -239,7 +237,7 @@ def resize_mask(recode: Recode, data: bytes, size: tuple[int, int]) -> bytes | N
     try:
         return pillow.resize_mask(data, new)
     except pillow.Undecodable as error:
-        raise UnusableValue(str(error)) from error
+        raise unusable(str(error)) from error
 
 
 def scale_boxes(data: bytes, before: tuple[int, int], after: tuple[int, int]) -> bytes:

@@ -360,6 +360,7 @@ class UnpackResult:
     size_bytes: int
     seconds: float
     pixels: str = ""  # what packing did to them, so that these are not the original files
+    is_mapped: bool = False  # by a function of the user's, which may have changed more than pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +410,7 @@ class VerifyResult:
     problems: tuple[Problem, ...]
     extra_files: tuple[str, ...]
     pixels: str = ""  # what packing did to them
+    is_mapped: bool = False  # by a function of the user's, which may have changed more than pixels
     manifest_checked: bool = True  # False: pack.json has no digest of itself
     is_index: bool = False  # of files that are where they were
     comparison: PixelComparison | None = None  # of `--pixels`, where no other problem was found

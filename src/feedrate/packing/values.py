@@ -7,6 +7,7 @@ Packing asks every image which way up it was taken, so that is found in a few mi
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal, NamedTuple
 
 from feedrate import kernel
@@ -14,6 +15,7 @@ from feedrate.format.fields import AUTO, Kind
 from feedrate.format.raw import read_npy
 from feedrate.kernel import pillow
 from feedrate.kernel.depth import is_deep
+from feedrate.progress import RejectionCode
 from feedrate.source.record import UnusableValue
 
 _Order = Literal["little", "big"]
@@ -21,6 +23,12 @@ _MARKER = b"Exif\0\0"
 _ORIENTATION, _SHORT = 0x0112, 3
 # Cameras write it among the first segments; a kilobyte of other things may stand before it.
 _LOOK_AT_BYTES = 70_000
+# What Pillow, its codecs and the native kernel say of a file that ends too early; they give no code.
+_CUT_SHORT = re.compile(
+    "ends early|ends inside|truncated|cut short|end of file|unexpected end|no scan", re.IGNORECASE
+)
+# Kinds of JPEG that have names of their own: the kernel's reasons to leave them to Pillow.
+_JPEG_KINDS = {name: f"{name} JPEG" for name in ("progressive", "CMYK")}
 
 
 def find_orientation(data: bytes) -> int:
@@ -76,7 +84,7 @@ class ImageFacts(NamedTuple):
 
     Attributes:
         pillow_reason: why the kernel leaves it to Pillow; None: it does not.
-        is_damaged: the kernel says so, Pillow does not mind.
+        damage: code of what the kernel finds wrong, where Pillow decodes the image nevertheless; else None.
         is_gray: None: the kernel does not know.
         format: "JPEG" (what the kernel takes), "progressive JPEG", "CMYK JPEG", "PNG", ...
         mode: Pillow's; "" where the kernel takes it.
@@ -87,7 +95,7 @@ class ImageFacts(NamedTuple):
     height: int
     entries: bytes
     pillow_reason: str | None
-    is_damaged: bool
+    damage: RejectionCode | None
     is_gray: bool | None
     format: str = "JPEG"
     mode: str = ""
@@ -104,6 +112,11 @@ class ImageFacts(NamedTuple):
         return is_deep(self.mode)
 
 
+def unusable(words: str) -> UnusableValue:
+    """Return the error for an image that is damaged, in the words of its decoder."""
+    return UnusableValue(words, "truncated" if _CUT_SHORT.search(words) else "corrupt")
+
+
 def dump_number(value: int | float) -> bytes:
     return json.dumps(value).encode()
 
@@ -117,27 +130,28 @@ def inspect_image(data: bytes, *, scan: bool = True, bytes_per_entry: int = AUTO
         UnusableValue: neither of them decodes it.
     """
     if not data:
-        raise UnusableValue("the file is empty")
+        raise UnusableValue("the file is empty", "empty")
     found = kernel.scan(data, bytes_per_entry) if scan else kernel.scan_headers(data)
     if found.reason is None:
         is_gray, orientation = found.sampling == "gray" if scan else None, find_orientation(data)
         return ImageFacts(
-            found.width, found.height, found.entries, None, False, is_gray, orientation=orientation
+            found.width, found.height, found.entries, None, None, is_gray, orientation=orientation
         )
-    width, height = found.width, found.height
+    width, height, damage = found.width, found.height, None
     if found.damaged:
+        wrong = unusable(found.reason)
+        damage = wrong.code
         try:
             width, height = pillow.check(data)
         except pillow.Undecodable as error:
-            raise UnusableValue(found.reason or str(error)) from error
+            raise wrong from error
     format_name, mode, frames = pillow.describe(data)
     if format_name in ("JPEG", "MPO"):
-        format_name = f"{found.reason} JPEG" if found.reason in ("progressive", "CMYK") else "other JPEG"
+        format_name = "JPEG" if found.damaged else _JPEG_KINDS.get(found.reason, "other JPEG")
         frames = 1  # beside the picture, cameras store smaller ones of it
     return ImageFacts(
-        width, height, b"", found.reason, found.damaged, None,
-        "JPEG" if found.damaged and "JPEG" in format_name else format_name,
-        mode, frames, pillow.read_orientation(data),
+        width, height, b"", found.reason, damage, None, format_name, mode, frames,
+        pillow.read_orientation(data),
     )  # fmt: skip
 
 
@@ -151,11 +165,11 @@ def inspect_headers(data: bytes) -> ImageFacts:
         width, height, mode = pillow.measure(data)
         format_name, _, frames = pillow.describe(data)
     except pillow.Undecodable as error:
-        raise UnusableValue(str(error)) from error
+        raise unusable(str(error)) from error
     if format_name == "MPO":
         format_name, frames = "JPEG", 1
     orientation = pillow.read_orientation(data)
-    return ImageFacts(width, height, b"", "", False, None, format_name, mode, frames, orientation)
+    return ImageFacts(width, height, b"", "", None, None, format_name, mode, frames, orientation)
 
 
 def inspect_array(data: bytes) -> tuple[tuple[int, ...], str | None]:

@@ -15,7 +15,7 @@ from feedrate.packing.results import (
     WarmResult,
 )
 from feedrate.report.lines import Line, count_words, lay_out, name_largest, name_some, table_lines
-from feedrate.report.pack import is_mapped, name_field
+from feedrate.report.pack import name_field
 from feedrate.report.quality import list_quality
 from feedrate.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -25,7 +25,7 @@ def draw_unpack(result: UnpackResult, width: int | None = None) -> str:
     files, time = format_count(result.files, "file"), format_seconds(result.seconds)
     lines = [f"restored {files} ({format_bytes(result.size_bytes)}) in {result.target}{kept}, in {time}"]
     if result.pixels:
-        what = "samples" if is_mapped(result.pixels) else "images"
+        what = "samples" if result.is_mapped else "images"
         lines.append(f"these are not all the original files; packing changed {what} ({result.pixels})")
     return lay_out(lines, width)
 
@@ -35,7 +35,7 @@ def draw_verify(result: VerifyResult, width: int | None = None) -> str:
     size, time = format_bytes(result.size_bytes), format_seconds(result.seconds)
     lines: list[Line] = [f"{result.pack}: {samples}, {shards}, {size}, checked in {time}"]
     if result.pixels:
-        lines.append(f"{'samples' if is_mapped(result.pixels) else 'pixels'} are {result.pixels}")
+        lines.append(f"{'samples' if result.is_mapped else 'pixels'} are {result.pixels}")
     lines += [_extra_line(name) for name in result.extra_files]
     lines += [_problem_line(problem) for problem in result.problems]
     if result.comparison is not None:
@@ -106,7 +106,7 @@ def describe_fields(description: PackDescription) -> list[tuple[str, str]]:
     classes, rejected = description.class_counts, format_count(description.rejected, "input")
     return [
         *(("field", _summary_words(field)) for field in description.fields),
-        ("samples" if is_mapped(description.pixels) else "pixels", description.pixels),
+        ("samples" if "map" in description.settings else "pixels", description.pixels),
         ("classes", f"{len(classes):,}: {name_largest(classes)}" if classes else ""),
         *(("parts", f"{name}: {name_largest(c)}") for name, c in description.column_counts.items()),
         ("shards", f"{description.shards:,}, {format_bytes(description.shard_bytes)}, "

@@ -40,7 +40,7 @@ def draw_pack(result: PackResult, width: int | None = None) -> str:
         ("labels", _column_words(result.label_columns)),
         ("size", f"{format_bytes(result.size_bytes)} in {format_count(result.shards, 'shard')}, "
                  f"from {format_bytes(result.source_bytes)} of files"),
-        *_recoded_rows(result.recoded),
+        *_recoded_rows(result.recoded, is_mapped=result.mapped is not None),
         ("time", _time_words(result)),
         ("decoder", _decoder_words(result.by_kernel, result.by_pillow)),
         *_pixel_rows(result),
@@ -123,16 +123,11 @@ def draw_index(result: IndexResult, width: int | None = None) -> str:
     return lay_out([*lines, "", Command(next_line)], width)
 
 
-def is_mapped(words: str) -> bool:
-    """Return whether a function of the user's made the samples, by what is said of the pixels."""
-    return words.startswith("mapped")
-
-
 def name_field(name: str, kind: str) -> str:
     return name if name == kind else f"{name} ({kind})"
 
 
-def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
+def _recoded_rows(recoded: Recoded | None, *, is_mapped: bool) -> list[tuple[str, str]]:
     if recoded is None:
         return []
     images = format_count(recoded.images, "image")
@@ -144,7 +139,7 @@ def _recoded_rows(recoded: Recoded | None) -> list[tuple[str, str]]:
     before, after = format_bytes(recoded.before_bytes), format_bytes(recoded.after_bytes)
     rows = [
         (
-            "samples" if is_mapped(recoded.words) else "pixels",
+            "samples" if is_mapped else "pixels",
             f"{recoded.words}; 'feedrate unpack' cannot give the original files back",
         ),
         ("", f"{images} stored anew{how}, {before} became {after}{kept}{masks}"),

@@ -48,7 +48,8 @@ class Bytes:
             return self._read_contained(value)
         data = self._read_remote(value) if self._place.is_remote else self._read_local(value)
         if len(data) != value.size_bytes:
-            raise UnusableValue(f"changed while it was packed: {value.size_bytes} bytes when listed")
+            words = f"changed while it was packed: {value.size_bytes} bytes when listed"
+            raise UnusableValue(words, "unreadable")
         return data
 
     def _read_local(self, value: FileRange) -> bytes:
@@ -64,13 +65,13 @@ class Bytes:
                     f"cannot read {printable(path)}: {error.strerror}",
                     hint="when the source is back, run the same command again: it goes on where it stopped",
                 ) from error
-            raise UnusableValue(f"cannot be read: {error.strerror}") from error
+            raise UnusableValue(f"cannot be read: {error.strerror}", "unreadable") from error
 
     def _read_remote(self, value: FileRange) -> bytes:
         try:
             return self._place.read(value.file, value.offset, value.size_bytes)
         except NotFound:
-            raise UnusableValue("cannot be read: it is no longer there") from None
+            raise UnusableValue("cannot be read: it is no longer there", "unreadable") from None
 
     def _keep_open(self, name: bytes, make: Callable[[bytes], Any], most: int = _MOST_OPEN) -> Any:
         """Return an open file, or its descriptor; a file that holds one value holds others."""
@@ -132,7 +133,7 @@ class Bytes:
         try:
             return dump_cell(str(form), opened[str(dataset)][int(row)])
         except (OSError, RuntimeError, ValueError, KeyError, IndexError) as error:
-            raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}") from error
+            raise UnusableValue(f"row {row} of '{dataset}' cannot be read: {error}", "unreadable") from error
 
 
 def _open(path: bytes) -> int:

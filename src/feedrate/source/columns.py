@@ -16,8 +16,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile, explained
 from feedrate.source.names import is_label_name, name_fields
-from feedrate.source.record import Record, Spool, SpooledReader, UnusableValue, Value
-from feedrate.units import printable
+from feedrate.source.record import Record, Spool, SpooledReader, UnusableValue, Value, reject
 
 Sample = TypeVar("Sample")
 _PEEK_SAMPLES = 100
@@ -61,7 +60,7 @@ class Columns:
                 path = name + (b"" if field == "image" else b"." + field.encode())
                 values[field] = read(column, path)
         except (UnusableValue, ValueError) as error:
-            return Rejection(printable(name), field, str(error))
+            return reject(name, field, error)
         return Record(name, values)
 
 

@@ -13,7 +13,7 @@ from feedrate.progress import Rejection
 from feedrate.remote.addresses import Place, PlacedFile
 from feedrate.source.columns import NumberColumn
 from feedrate.source.names import Repeats
-from feedrate.source.record import FileRange, Reader, Record, UnusableValue, Value, image_fields
+from feedrate.source.record import FileRange, Reader, Record, UnusableValue, Value, image_fields, reject
 from feedrate.units import printable
 
 _LONGEST_LINE = 10_000
@@ -100,27 +100,27 @@ class FileList(Reader):
             if self._has_labels:
                 values["label"] = self._label.add(_parse_label(label))
         except (UnusableValue, ValueError) as error:
-            return Rejection(printable(path), field, str(error))
+            return reject(path, field, error)
         return Record(_below(path), values)
 
     def _find(self, path: bytes) -> FileRange:
         file = posixpath.normpath(path)
         if self._place.is_remote and (file.startswith((b"../", b"/"))):
-            raise UnusableValue("lies outside of the list's folder")
+            raise UnusableValue("lies outside of the list's folder", "outside")
         if file.startswith(b"../"):
             file = os.path.normpath(os.path.join(os.fsencode(os.path.abspath(self.root)), file))
         try:
             found = self._place.find(file, suggest=False)
         except FeedrateError:
-            raise UnusableValue("no such file") from None
+            raise UnusableValue("no such file", "missing") from None
         if found is None:
-            raise UnusableValue("is a folder")
+            raise UnusableValue("is a folder", "unreadable")
         return FileRange(_below(path), found.size_bytes, file, 0, found.mtime_ns)
 
 
 def _parse_label(label: bytes | None) -> int | float | str:
     if not label:
-        raise UnusableValue("the line has no label, and the first one had")
+        raise UnusableValue("the line has no label, and the first one had", "incomplete")
     text = label.decode("utf-8")
     for kind in (int, float):
         try:

@@ -149,7 +149,7 @@ class ImageFolders(Reader):
             if index < len(is_image):
                 path, size_bytes = start + inside.names[index], int(inside.sizes[index])
                 reason = self._walk.explain(path, int(inside.kinds[index]), size_bytes)
-                yield Rejection(printable(path), "image", reason or "cannot be read")
+                yield Rejection(printable(path), "image", reason or "cannot be read", "unreadable")
             first = index + 1
 
     def _number_of(self, folder: bytes) -> int | None:

@@ -35,6 +35,7 @@ from feedrate.source.record import (
     UnusableValue,
     Value,
     dump_value,
+    reject,
 )
 from feedrate.source.table import (
     FlagColumns,
@@ -124,10 +125,10 @@ class LabelledFiles(Reader):
                 field = column.field
                 values[field.name] = column.read(cells[column.cells])
         except UnusableValue as error:
-            return Rejection(printable(name), field.name, str(error))
+            return reject(name, field.name, error)
         if name in first_row:
             why = f"row {number + 1} of the table names it again, after row {first_row[name] + 1}"
-            return Rejection(printable(name), field.name, why)
+            return Rejection(printable(name), field.name, why, "named-twice")
         if name in repeated:
             first_row[name] = number
         return Record(name, values)
@@ -276,7 +277,7 @@ class LabelledFiles(Reader):
 
     def _file(self, cells: Row) -> Value:
         if is_missing(cells[0]):
-            raise UnusableValue("the table names no file")
+            raise UnusableValue("the table names no file", "incomplete")
         return self._finder.read(cells[0])
 
 
@@ -315,11 +316,11 @@ class Finder:
         """
         path = self.relative(name)
         if path is None:
-            raise UnusableValue("lies outside the source folder")
+            raise UnusableValue("lies outside the source folder", "outside")
         self._asked.add(path)
         if self._listed is not None:
             if path not in self._listed:
-                raise UnusableValue("no such file in the source folder")
+                raise UnusableValue("no such file in the source folder", "missing")
             return self._listed[path]
         full = os.path.join(self._root, path)
         try:
@@ -327,12 +328,13 @@ class Finder:
         except FileNotFoundError:
             is_link = os.path.islink(full)
             raise UnusableValue(
-                "is a link to nothing" if is_link else "no such file in the source folder"
+                "is a link to nothing" if is_link else "no such file in the source folder", "missing"
             ) from None
         except (OSError, ValueError) as error:
-            raise UnusableValue(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            words = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise UnusableValue(words, "unreadable") from None
         if not stat.S_ISREG(info.st_mode):
-            raise UnusableValue("is not a regular file")
+            raise UnusableValue("is not a regular file", "unreadable")
         return FileRange(path, info.st_size, path, 0, info.st_mtime_ns)
 
     def relative(self, name: object) -> bytes | None:
@@ -397,14 +399,14 @@ class MemberFinder:
         """
         path = self.relative(name)
         if path is None:
-            raise UnusableValue("lies outside the archive")
+            raise UnusableValue("lies outside the archive", "outside")
         assert self._found is not None
         for wanted in (path, self._top + path):
             row = self._found.execute("SELECT value FROM members WHERE name = ?", (wanted,)).fetchone()
             if row is not None:
                 self._asked.add(wanted)
                 return _load_value(*json.loads(row[0]))
-        raise UnusableValue("no such file in the archive")
+        raise UnusableValue("no such file in the archive", "missing")
 
     def relative(self, name: object) -> bytes | None:
         if not isinstance(name, str):

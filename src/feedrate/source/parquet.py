@@ -76,7 +76,7 @@ class ParquetReader(ColumnReader):
         kind, classes = self._columns.kinds[column], self._columns.classes[column]
         if kind is Kind.NUMBER:
             if cell is None:
-                raise UnusableValue(f"the row has no '{column}'")
+                raise UnusableValue(f"the row has no '{column}'", "incomplete")
             return self._columns.numbers[column].add(int(cell) if isinstance(cell, bool) else cell)
         if kind is Kind.TEXT:
             text = "" if cell is None else str(cell)
@@ -90,9 +90,8 @@ class ParquetReader(ColumnReader):
         data = cell.get("bytes") if isinstance(cell, dict) else cell
         if data is None:
             image_path = cell.get("path") if isinstance(cell, dict) else None
-            raise UnusableValue(
-                "the row has no image" + (f", only its path '{image_path}'" if image_path else "")
-            )
+            only = f", only its path '{image_path}'" if image_path else ""
+            raise UnusableValue(f"the row has no image{only}", "incomplete")
         suffix = image_suffix(data) if kind is not Kind.BYTES else "bin"
         return self._spool.add(path + b"." + (suffix or "bin").encode(), data)
 

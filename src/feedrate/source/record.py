@@ -25,8 +25,9 @@ from feedrate.errors import StorageError, UsageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.index import ByteStrings
 from feedrate.kernel import I64
-from feedrate.progress import Rejection
+from feedrate.progress import Rejection, RejectionCode
 from feedrate.remote.addresses import Place, PlacedFile, explained
+from feedrate.units import printable
 
 if TYPE_CHECKING:
     from feedrate.source.table import Table
@@ -230,7 +231,17 @@ class SpooledReader(Reader):
 
 
 class UnusableValue(Exception):
-    """The reason, in words, why an input cannot be packed."""
+    """The reason why an input cannot be packed: in words, and its code."""
+
+    def __init__(self, words: str, code: RejectionCode = "corrupt") -> None:
+        super().__init__(words)
+        self.code: RejectionCode = code
+
+
+def reject(name: bytes, field: str, error: Exception) -> Rejection:
+    """Return the rejection of a sample for an error in one of its values."""
+    code = error.code if isinstance(error, UnusableValue) else "corrupt"
+    return Rejection(printable(name), field, str(error), code)
 
 
 def dump_value(kind: Kind, value: object) -> bytes:

@@ -222,12 +222,12 @@ class LabelColumn:
         if self._are_lists:
             hot = np.zeros(len(self._numbers), np.uint8)
             if is_missing(cell) and self._empty is None:
-                raise UnusableValue(f"the table has no {_what(self.name)}")
+                raise UnusableValue(f"the table has no {_what(self.name)}", "incomplete")
             hot[[self._numbers[str(one)] for one in self._split(cell)]] = 1
             return dump_array(hot)
         is_empty = is_no_number(cell) if self._are_numbers else is_missing(cell)
         if is_empty:
-            raise UnusableValue(f"the table has no {_what(self.name)}")
+            raise UnusableValue(f"the table has no {_what(self.name)}", "incomplete")
         if not self._are_numbers:
             return self._numbers[str(cell)]
         number = read_number(cell)
@@ -268,7 +268,7 @@ class FlagColumns:
         for column, cell in zip(self.columns, cells, strict=True):
             number = read_number(cell)
             if number is None:
-                raise UnusableValue(f"the table has no value for '{column}'")
+                raise UnusableValue(f"the table has no value for '{column}'", "incomplete")
             numbers.append(number > 0)
         return dump_array(np.array(numbers, np.uint8))
 

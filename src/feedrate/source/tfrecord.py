@@ -152,7 +152,7 @@ class ExampleReader(PeekingReader[_Example]):
             if kind is not Kind.ARRAY:
                 return b"[]" if kind is Kind.JSON else b""
         if feature is None:
-            raise UnusableValue(f"the example has no '{name}', and the first ones had")
+            raise UnusableValue(f"the example has no '{name}', and the first ones had", "incomplete")
         if not isinstance(feature, BytesFeature):
             if kind is Kind.NUMBER and feature.size == 1:
                 return self._columns.numbers[name].add(feature[0].item())

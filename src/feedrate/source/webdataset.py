@@ -108,7 +108,7 @@ class ShardReader(PeekingReader[_Group]):
         def read(name: str, _: bytes) -> Value:
             kind = self._columns.kinds[name]
             if (name, kind) not in found:
-                raise UnusableValue("the sample has no such member, and the first ones had")
+                raise UnusableValue("the sample has no such member, and the first ones had", "incomplete")
             value = group.members[found[name, kind]].value
             if kind is not Kind.NUMBER:
                 return value

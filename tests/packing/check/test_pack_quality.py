@@ -21,10 +21,10 @@ from feedrate import FieldSpec, PackOptions, Recode, index, pack, verify
 from feedrate.errors import NotFound, PackError, StorageError
 from feedrate.format.pack import Pack
 from feedrate.packing.check import quality_report
-from feedrate.packing.check.quality import QualityTally, classify, merge
+from feedrate.packing.check.quality import QualityTally, merge
 from feedrate.packing.check.quality_report import read_quality
 from feedrate.packing.results import Duplicates, Quality
-from feedrate.packing.values import ImageFacts
+from feedrate.packing.values import ImageFacts, unusable
 from support.images import read_tree, save_image
 
 ONE = PackOptions(workers=1)
@@ -218,20 +218,31 @@ def test_a_pack_without_a_report_and_a_damaged_one_get_a_sentence(odd_folder: Pa
 @pytest.mark.parametrize(
     ("reason", "code"),
     [
-        ("the file is empty", "empty"),
         ("JPEG ends early: 3 of 9 MCU rows are there", "truncated"),
         ("not a JPEG (PNG); image file is truncated", "truncated"),
         ("invalid Huffman code in MCU row 3 of 9", "corrupt"),
-        ("cannot be read: Permission denied", "unreadable"),
-        ("no such file in the source folder", "missing"),
-        ("the table has no label", "incomplete"),
-        ("lies outside the source folder", "outside"),
-        ("row 3 of the table names it again, after row 1", "named-twice"),
-        ("maps:shrink failed: KeyError: 'x'", "map-failed"),
     ],
 )
-def test_reasons_have_codes(reason: str, code: str) -> None:
-    assert classify(reason) == code
+def test_what_decoders_say_of_damage_has_a_code(reason: str, code: str) -> None:
+    assert unusable(reason).code == code
+
+
+def test_each_rejection_carries_its_code(tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for number, name in enumerate(("a.png", "c.png")):
+        save_image(root / name, number)
+    (root / "empty.png").touch()
+    (root / "labels.csv").write_text(
+        "path,label\na.png,1\na.png,1\nnothere.png,1\nempty.png,1\n../b.png,1\nc.png,\n"
+    )
+    result = pack(root, tmp_path / "p", PackOptions(labels=root / "labels.csv", workers=1))
+    codes = {one.path: one.code for one in result.rejected}
+    assert codes == {
+        "a.png": "named-twice", "nothere.png": "missing", "empty.png": "empty", "../b.png": "outside",
+        "c.png": "incomplete",
+    }  # fmt: skip
+    lines = (tmp_path / "p" / "rejected.jsonl").read_text().splitlines()
+    assert {one["path"]: one["code"] for one in map(json.loads, lines)} == codes
 
 
 def test_an_index_has_no_report_and_says_so(tmp_path: Path) -> None:
@@ -242,7 +253,7 @@ def test_an_index_has_no_report_and_says_so(tmp_path: Path) -> None:
 
 
 FACTS = st.builds(
-    ImageFacts, st.integers(1, 5000), st.integers(1, 5000), st.just(b""), st.just(None), st.just(False),
+    ImageFacts, st.integers(1, 5000), st.integers(1, 5000), st.just(b""), st.just(None), st.just(None),
     st.booleans(), orientation=st.integers(1, 8),
 )  # fmt: skip
 

@@ -15,9 +15,9 @@ from feedrate.format.raw import dump_table
 from feedrate.kernel import pillow
 from feedrate.packing.build.listing import Listing, Sample
 from feedrate.packing.build.mapper import LeftOut, Made, Mapper, Plain, find_fields
-from feedrate.packing.check.quality import FILLED, KEPT, MAPPED, NORMALISED, QualityTally, classify
+from feedrate.packing.check.quality import FILLED, KEPT, MAPPED, NORMALISED, QualityTally
 from feedrate.packing.options import PackOptions
-from feedrate.packing.recode import NewImage, Recode, TooDeepForRaw, recode_image, resize_mask, scale_boxes
+from feedrate.packing.recode import NewImage, Recode, recode_image, resize_mask, scale_boxes
 from feedrate.packing.values import (
     ImageFacts,
     dump_number,
@@ -26,9 +26,9 @@ from feedrate.packing.values import (
     inspect_image,
     inspect_text,
 )
+from feedrate.progress import Rejection
 from feedrate.source.bytes import Bytes
-from feedrate.source.record import ContainerValue, FileRange, UnusableValue, Value
-from feedrate.units import printable
+from feedrate.source.record import ContainerValue, FileRange, UnusableValue, Value, reject
 
 Size = tuple[int, int]  # width, height
 
@@ -43,8 +43,6 @@ class Loaded:
     columns: tuple[Any, ...] = ()  # what the row has beside offset, length and crc32c
     entries: bytes = b""
     uniform: dict[str, Any] | None = None
-    pillow_reason: str | None = None
-    damage: str | None = None
     sizes: tuple[Size, Size] | None = None  # of pixels: width and height in the source, and as stored
     image: NewImage | None = None  # made anew
     is_filled: bool = False  # it ended too early
@@ -52,11 +50,11 @@ class Loaded:
 
 
 class Rejected(Exception):
-    """A sample that cannot be packed: what is wrong with which file and field."""
+    """A sample that cannot be packed."""
 
-    def __init__(self, path: str, field: str, reason: str) -> None:
-        super().__init__(reason)
-        self.line = (path, field, reason)
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.reason)
+        self.rejection = rejection
 
 
 class SampleLoader:
@@ -93,7 +91,7 @@ class SampleLoader:
         """Return a part per stored field; None: the user's map does not want the sample.
 
         Raises:
-            Rejected: it cannot be packed. That is counted already.
+            Rejected: it cannot be packed.
             StorageError: the whole source is out of reach.
         """
         try:
@@ -101,10 +99,6 @@ class SampleLoader:
         except LeftOut:
             self.quality.left_out += 1
             return None
-        except Rejected as error:
-            is_deep = isinstance(error.__cause__, TooDeepForRaw)
-            self.quality.add_rejected(error.line[0], error.line[2], "deep" if is_deep else None)
-            raise
         for field, part in zip(self.stored, loaded, strict=True):
             if field.kind is Kind.IMAGE:
                 self._look_at(part)
@@ -167,7 +161,7 @@ class SampleLoader:
 
     def _read(self, field: Field, value: Value | None) -> tuple[bytes, int | float | bytes]:
         if value is None:
-            raise UnusableValue(f"has no '{field.name}'")
+            raise UnusableValue(f"has no '{field.name}'", "incomplete")
         if isinstance(value, (int, float, bytes)):
             return b"", value
         if isinstance(value, str):
@@ -196,11 +190,10 @@ class SampleLoader:
         except UnusableValue as error:
             # A mask is not filled up: pixels that nobody labelled would become labels.
             may_fill = self._recode.keep_truncated and field.kind is Kind.IMAGE
-            if not may_fill or classify(str(error)) != "truncated":
+            if not may_fill or error.code != "truncated":
                 raise
             return self._load_truncated(field, path, data, error)
         loaded = Loaded(data, path, len(data) if path else 0)
-        loaded.damage = facts.pillow_reason if facts.is_damaged else None
         before = width, height = facts.width, facts.height
         if field.kind is Kind.MASK:
             loaded.data = resize_mask(self._recode, data, before) or data
@@ -212,10 +205,10 @@ class SampleLoader:
         now = facts
         if field.coding is Coding.RAW:
             loaded.entries = dump_table(loaded.data)
-            now = ImageFacts(width, height, b"", None, False, None, format="raw")
+            now = ImageFacts(width, height, b"", None, None, None, format="raw")
         else:
             now = facts if loaded.data is data else self._inspect(loaded.data)
-            loaded.entries, loaded.pillow_reason = now.entries, now.pillow_reason
+            loaded.entries = now.entries
         loaded.columns, loaded.uniform = (width, height), {"shape": [height, width]}
         loaded.sizes, loaded.facts = (before, (width, height)), (facts, now)
         return loaded
@@ -229,11 +222,11 @@ class SampleLoader:
         except pillow.Undecodable:
             raise error from None
         loaded = self._load_pixels(field, path, filled)
-        loaded.source_bytes, loaded.damage, loaded.is_filled = len(data) if path else 0, str(error), True
+        loaded.source_bytes, loaded.is_filled = len(data) if path else 0, True
         loaded.image = loaded.image or NewImage(filled, *loaded.columns)
         assert loaded.facts is not None
         truncated = loaded.facts[0]._replace(
-            pillow_reason=str(error), is_damaged=True, format=pillow.describe(data)[0]
+            pillow_reason=str(error), damage=error.code, format=pillow.describe(data)[0]
         )
         loaded.facts = truncated, loaded.facts[1]
         return loaded
@@ -254,7 +247,7 @@ class SampleLoader:
 
 def _reject(sample: Sample, field: Field | None, value: Value | None, error: UnusableValue) -> Rejected:
     path = value.path if isinstance(value, (FileRange, ContainerValue)) else sample.key.encode()
-    return Rejected(printable(path), "" if field is None else field.name, str(error))
+    return Rejected(reject(path, "" if field is None else field.name, error))
 
 
 _LOOK_AT, _MEASURE = 64, 8

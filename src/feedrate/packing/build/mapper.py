@@ -19,6 +19,7 @@ from feedrate.format.fields import Field, Kind
 from feedrate.format.raw import read_npy
 from feedrate.kernel import pillow
 from feedrate.packing.mapping import Map
+from feedrate.packing.values import unusable
 from feedrate.source.record import UnusableValue, dump_array
 
 # A sample as it stands in the source: a number, or the bytes of the field.
@@ -26,6 +27,10 @@ Plain = int | float | bytes
 
 # What is looked at to learn which fields a map makes; the first may fail, not all of them.
 _LOOK_AT, _TRY_AT_MOST = 8, 64
+
+
+def _failure(words: str) -> UnusableValue:
+    return UnusableValue(words, "map-failed")
 
 
 class LeftOut(Exception):
@@ -63,7 +68,7 @@ class Mapper:
         except MemoryError as error:  # no fault of the sample
             raise MemoryError(f"out of memory in {self.name}, for the sample '{key}'") from error
         except (Exception, SystemExit) as error:  # a function that calls sys.exit does not end packing
-            raise UnusableValue(f"{self.name} failed: {_words(error)}") from error
+            raise _failure(f"{self.name} failed: {_words(error)}") from error
         finally:
             # Reading pixels is the map's own doing, and part of what training no longer does.
             self.seconds += time.perf_counter() - begin
@@ -71,7 +76,7 @@ class Mapper:
         if returned is None:
             raise LeftOut
         if not isinstance(returned, Mapping):
-            raise UnusableValue(f"{self.name} returned {type(returned).__name__}, not a dict or None")
+            raise _failure(f"{self.name} returned {type(returned).__name__}, not a dict or None")
         # An image that came back as it went in, not decoded yet, was not touched. Others are cheap to write
         # again, and may be changed.
         changed = {
@@ -91,7 +96,7 @@ class Mapper:
         names = {field.name for field in fields}
         odd = next((n for n, v in changed.items() if v is not None and n not in names), None)
         if odd is not None:
-            raise UnusableValue(f"{self.name} returned '{odd}', which it did not for the first samples")
+            raise _failure(f"{self.name} returned '{odd}', which it did not for the first samples")
         before = {field.name: field for field in self.fields}
         made = []
         for field in fields:
@@ -102,18 +107,14 @@ class Mapper:
             elif field.name in kept:
                 made.append(Made(kept[field.name], False))
             else:
-                raise UnusableValue(
-                    f"{self.name} returned no '{field.name}', as it did for the first samples"
-                )
+                raise _failure(f"{self.name} returned no '{field.name}', as it did for the first samples")
         return made
 
     def _check(self, field: Field, found: Field) -> None:
         is_wider = field.kind is Kind.NUMBER and found.dtype == "int64" and field.dtype == "float64"
         if found.kind is not field.kind or (found.dtype != field.dtype and not is_wider):
             here, there = (f"{f.kind} of {f.dtype}" if f.dtype else f"{f.kind}" for f in (found, field))
-            raise UnusableValue(
-                f"{self.name} returned '{field.name}' as {here}; the first samples had {there}"
-            )
+            raise _failure(f"{self.name} returned '{field.name}' as {here}; the first samples had {there}")
 
 
 def find_fields(mapper: Mapper, samples: Iterable[tuple[str, Sequence[Plain]]]) -> tuple[Field, ...]:
@@ -173,7 +174,7 @@ def _give(field: Field, value: Plain) -> Any:
         try:
             return pillow.open_image(value)
         except pillow.Undecodable as error:
-            raise UnusableValue(str(error)) from error
+            raise unusable(str(error)) from error
     if field.kind is Kind.TEXT:
         return value.decode("utf-8", "surrogateescape")
     if field.kind is Kind.BYTES:
@@ -203,7 +204,7 @@ def _describe(name: str, value: Any, before: Field | None) -> Field:
     try:
         return _describe_value(name, value, before)
     except UsageError as error:
-        raise UnusableValue(str(error)) from error
+        raise _failure(str(error)) from error
 
 
 def _describe_value(name: str, value: Any, before: Field | None) -> Field:
@@ -219,7 +220,7 @@ def _describe_value(name: str, value: Any, before: Field | None) -> Field:
         if kind is Kind.BOXES and value.ndim == 2 and value.shape[1] >= 4:
             return Field(name, Kind.BOXES)
         if value.dtype.kind not in "biufc":
-            raise UnusableValue(f"the map returned '{name}' as an array of {value.dtype}, not of numbers")
+            raise _failure(f"the map returned '{name}' as an array of {value.dtype}, not of numbers")
         return Field(name, Kind.ARRAY, dtype=value.dtype.name)
     if hasattr(value, "tobitmap"):  # a Pillow image
         return Field(name, pixels or Kind.IMAGE)
@@ -229,7 +230,7 @@ def _describe_value(name: str, value: Any, before: Field | None) -> Field:
         return Field(name, Kind.BYTES)
     if isinstance(value, (list, tuple, dict)):
         return Field(name, Kind.JSON)
-    raise UnusableValue(f"the map returned '{name}' as {type(value).__name__}, which no field can hold")
+    raise _failure(f"the map returned '{name}' as {type(value).__name__}, which no field can hold")
 
 
 def _could_be_pixels(value: np.ndarray[Any, np.dtype[Any]]) -> bool:
@@ -255,7 +256,7 @@ def _take(field: Field, value: Any, *, is_brief: bool) -> Plain:
     try:
         return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError) as error:
-        raise UnusableValue(f"the map returned '{field.name}', which is no JSON: {error}") from error
+        raise _failure(f"the map returned '{field.name}', which is no JSON: {error}") from error
 
 
 def _encode(field: Field, image: Any, *, is_brief: bool) -> bytes:
@@ -263,15 +264,15 @@ def _encode(field: Field, image: Any, *, is_brief: bool) -> bytes:
     try:
         return pillow.encode_png(image, is_mask=is_mask, is_brief=is_brief and not is_mask)
     except pillow.Undecodable as error:
-        raise UnusableValue(f"the map returned '{field.name}' as {error}") from error
+        raise _failure(f"the map returned '{field.name}' as {error}") from error
 
 
 def _take_number(field: Field, value: Any) -> Plain:
     number = float(value) if field.dtype == "float64" else int(value)
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise UnusableValue(f"the map returned {number} as '{field.name}', beyond 64 bits")
+        raise _failure(f"the map returned {number} as '{field.name}', beyond 64 bits")
     if field.classes is not None and not 0 <= number < len(field.classes):
-        raise UnusableValue(f"the map returned {number} as '{field.name}', of {len(field.classes)} classes")
+        raise _failure(f"the map returned {number} as '{field.name}', of {len(field.classes)} classes")
     return number
 
 

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ from feedrate.packing.build.listing import FILE, LABELLED, NUMBER_BYTES, Listing
 from feedrate.packing.build.loading import Loaded, Rejected, SampleLoader
 from feedrate.packing.build.mapper import Mapper
 from feedrate.packing.build.plan import BLOCK, ShardTask
-from feedrate.packing.check.quality import KEPT, QualityTally
+from feedrate.packing.check.quality import KEPT, REJECTED, QualityTally
 from feedrate.packing.recode import Tally
 from feedrate.packing.values import find_orientation
 from feedrate.packing.workers import advance, count_threads
@@ -348,8 +348,8 @@ class SampleWriter:
         self.variable = {"key": TextsBuilder()}
         for field in self.fields:
             self.variable |= {name: TextsBuilder() for name in field.variable_columns()}
-        self.rejected: list[tuple[str, str, str]] = []
-        self.damaged: list[tuple[str, str, str]] = []
+        self.rejected: list[Rejection] = []
+        self.damaged: list[Rejection] = []
         self.by_pillow: Counter[str] = Counter()
         self.uniform: dict[str, Any] = {}
 
@@ -357,7 +357,7 @@ class SampleWriter:
         try:
             loaded = self.loader.load(sample)
         except Rejected as error:
-            self.rejected.append(error.line)
+            self._reject(error.rejection)
             return
         if loaded is None:
             return
@@ -368,7 +368,7 @@ class SampleWriter:
         try:
             offsets = self.shard.add(sample.key, contents)
         except TooLarge as error:
-            self.rejected.append((printable(loaded[0].path), self.fields[0].name, str(error)))
+            self._reject(Rejection(printable(loaded[0].path), self.fields[0].name, str(error), "too-large"))
             return
         row: list[Any] = [sample.number]
         self.variable["key"].append(sample.key.encode("ascii"))
@@ -383,6 +383,10 @@ class SampleWriter:
             self._count(field, part)
         self._rows.append((*row, 0))
         self.samples += 1
+
+    def _reject(self, one: Rejection) -> None:
+        self.rejected.append(one)
+        self.loader.quality.add(one.code, one.path, one.reason, REJECTED)
 
     def add_written(self, written: Written) -> None:
         """Note samples that are in the shard already."""
@@ -411,8 +415,9 @@ class SampleWriter:
     def write_index(self, path: Path, metadata: Mapping[str, object]) -> None:
         """Write the shard's part of the index, with what was found and what `metadata` adds."""
         found = {
-            "samples": self.samples, "source_bytes": self.source_bytes, "rejected": self.rejected,
-            "damaged": self.damaged, "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
+            "samples": self.samples, "source_bytes": self.source_bytes,
+            "rejected": list(map(astuple, self.rejected)), "damaged": list(map(astuple, self.damaged)),
+            "by_kernel": self.by_kernel, "by_pillow": self.by_pillow,
             "uniform": self.uniform, "quality": self.loader.quality.dump(), **metadata,
         }  # fmt: skip
         variable = {name: texts.finish() for name, texts in self.variable.items()}
@@ -426,16 +431,18 @@ class SampleWriter:
         if field.kind is not Kind.IMAGE:
             self.tally.masks += is_resized
             return
-        kind = part.facts[0].kind if part.facts is not None else ""
+        source, stored = part.facts or (None, None)
         self.tally.add(
-            part.source_bytes, part.image, kind, is_resized=is_resized, is_raw=field.coding is Coding.RAW
-        )
-        if part.damage is not None:
-            self.damaged.append((printable(part.path), field.name, part.damage))
-        if part.pillow_reason is None:
+            part.source_bytes, part.image, source.kind if source is not None else "",
+            is_resized=is_resized, is_raw=field.coding is Coding.RAW,
+        )  # fmt: skip
+        if source is not None and source.damage is not None:
+            words = source.pillow_reason or ""
+            self.damaged.append(Rejection(printable(part.path), field.name, words, source.damage))
+        if stored is None or stored.pillow_reason is None:
             self.by_kernel += 1
         else:
-            self.by_pillow[part.pillow_reason] += 1
+            self.by_pillow[stored.pillow_reason] += 1
 
 
 def _share(uniform: dict[str, Any], name: str, value: object) -> None:
@@ -497,5 +504,4 @@ def share_shapes(fields: Sequence[Field], done: Iterable[ShardDone]) -> tuple[Fi
 
 def dump_rejections(rejected: tuple[Rejection, ...]) -> bytes:
     """Return rejected.jsonl."""
-    lines = [json.dumps({"path": r.path, "field": r.field, "reason": r.reason}) for r in rejected]
-    return "".join(line + "\n" for line in lines).encode()
+    return "".join(json.dumps(asdict(one)) + "\n" for one in rejected).encode()

@@ -43,9 +43,6 @@ _PLAIN_ODD = {
 # kernel takes costs by bytes, too.
 _NS_PER_PIXEL = {"JPEG": 2.3, "PNG": 33.0, "WEBP": 20.0, "AVIF": 34.0, "GIF": 14.0, "raw": 1.0}
 _OTHER_NS_PER_PIXEL, _KERNEL_NS_PER_BYTE = 18.0, 5.5
-_TRUNCATED = (
-    "ends early", "ends inside", "truncated", "cut short", "end of file", "unexpected end", "no scan",
-)  # fmt: skip
 _EXTREMES = {"smallest": 1, "largest": -1}
 
 
@@ -164,9 +161,6 @@ class QualityTally:
         if orientation != 1:
             self.add("rotated", path, f"EXIF orientation {orientation}", done)
 
-    def add_rejected(self, path: str, reason: str, code: str | None = None) -> None:
-        self.add(code or classify(reason), path, reason, REJECTED)
-
     def add(self, code: str, path: bytes | str, detail: str, done: str) -> None:
         found = self.odd.setdefault(code, {"done": {}, "examples": []})
         found["done"][done] = found["done"].get(done, 0) + 1
@@ -193,8 +187,8 @@ class QualityTally:
         self.extremes[which] = min(there, here, key=lambda one: (_EXTREMES[which] * one[1] * one[2], one[0]))
 
     def _count_kind(self, path: bytes, facts: ImageFacts, done: str) -> None:
-        if facts.is_damaged:
-            self.add(classify(facts.pillow_reason or ""), path, facts.pillow_reason or "", done)
+        if facts.damage is not None:
+            self.add(facts.damage, path, facts.pillow_reason or "", done)
         if "progressive" in facts.format:
             self.add("progressive", path, facts.format, done)
         if facts.mode == "CMYK":
@@ -207,28 +201,6 @@ class QualityTally:
             self.add("deep", path, f"{facts.format} of mode {facts.mode}", done)
         if facts.frames > 1:
             self.add("animated", path, f"{facts.format} of {facts.frames} frames", done)
-
-
-def classify(reason: str) -> str:
-    """Return the code of a reason for which an input was rejected, or deserves a look."""
-    text = reason.lower()
-    if "is empty" in text:
-        return "empty"
-    if any(word in text for word in _TRUNCATED):
-        return "truncated"
-    if " failed: " in text or " returned " in text:
-        return "map-failed"
-    if text.startswith("no such file"):
-        return "missing"
-    if "cannot be read:" in text or "changed while" in text:
-        return "unreadable"
-    if text.startswith("lies outside "):
-        return "outside"
-    if "names it again" in text:
-        return "named-twice"
-    if "the table" in text or text.startswith("has no "):
-        return "incomplete"
-    return "corrupt"
 
 
 def merge(tallies: Iterable[Mapping[str, Any]]) -> QualityTally:

@@ -30,8 +30,17 @@ from feedrate.format.index import ByteStrings, read_metadata
 from feedrate.format.manifest import read_manifest
 from feedrate.format.pack import Pack
 from feedrate.kernel import I64, Ranges
-from feedrate.packing.check.quality import BINS_PER_OCTAVE, EXAMPLES, KEPT, SIDES, QualityTally, merge
+from feedrate.packing.check.quality import (
+    BINS_PER_OCTAVE,
+    EXAMPLES,
+    KEPT,
+    REJECTED,
+    SIDES,
+    QualityTally,
+    merge,
+)
 from feedrate.packing.results import ClassSize, Duplicates, FormatSize, ImageSize, Oddity, OddSample, Quality
+from feedrate.progress import Rejection
 from feedrate.units import printable
 
 _ENTRY = np.dtype([("crc32c", "<u4"), ("length", "<i8"), ("position", "<i8")])
@@ -193,25 +202,24 @@ def examine(pack: Pack) -> Quality:
     """Find out the quality of a pack from what its index parts say, and from rejected.jsonl."""
     said = [read_metadata(pack.locate_file(shard.index)) for shard in pack.manifest.shards]
     whole = merge(one.get("quality", {}) for one in said)
-    by_shards = Counter(tuple(line) for one in said for line in one.get("rejected", ()))
-    for path, field, reason in _read_rejections(pack.path):
+    by_shards = Counter(tuple(line[:3]) for one in said for line in one.get("rejected", ()))
+    for one in _read_rejections(pack.path):
         # Those that no shard knows of were rejected before there were shards.
-        if by_shards[path, field, reason]:
-            by_shards[path, field, reason] -= 1
+        if by_shards[one.path, one.field, one.reason]:
+            by_shards[one.path, one.field, one.reason] -= 1
         else:
-            whole.add_rejected(path, reason)
+            whole.add(one.code, one.path, one.reason, REJECTED)
     return _sum_up(pack, whole)
 
 
-def _read_rejections(folder: Path) -> Iterator[tuple[str, str, str]]:
+def _read_rejections(folder: Path) -> Iterator[Rejection]:
     try:
         with open(folder / REJECTED_NAME, encoding="utf-8") as file:
             for line in file:
-                one = json.loads(line)
-                yield one["path"], one["field"], one["reason"]
+                yield load(Rejection, json.loads(line))  # those of earlier versions have no code
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise PackError(f"{folder / REJECTED_NAME} cannot be read: {error}") from error
 
 

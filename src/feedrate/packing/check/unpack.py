@@ -372,6 +372,7 @@ def unpack(
         size_bytes=sum(w.size_bytes for w in written),
         seconds=time.monotonic() - begin,
         pixels=describe_pixels(manifest.settings),
+        is_mapped="map" in manifest.settings,
     )
 
 

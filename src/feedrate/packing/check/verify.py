@@ -252,6 +252,7 @@ def verify(
         problems=tuple(problems),
         extra_files=_find_extra(folder, manifest),
         pixels=describe_pixels(manifest.settings),
+        is_mapped="map" in manifest.settings,
         manifest_checked=manifest.had_digest,
         is_index=any(shard.is_in_place for shard in manifest.shards),
         comparison=comparison,

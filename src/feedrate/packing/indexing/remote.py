@@ -126,7 +126,7 @@ def survey(task: SurveyTask) -> None:
         shutil.rmtree(near, ignore_errors=True)
     document = {
         "plan": task.plan, "records": found.records, "fields": {f.name: dump_field(f) for f in found.fields},
-        "rejected": [(r.path, r.field, r.reason) for r in found.rejected],
+        "rejected": list(map(dataclasses.astuple, found.rejected)),
         "left_out": records.left_out, "ignored": dict(records.reader.ignored), "checksums": checksums,
     }  # fmt: skip
     write_file(task.path, json.dumps(document).encode())
