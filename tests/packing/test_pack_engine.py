@@ -91,7 +91,7 @@ def test_job_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     from feedrate.packing.recode import Recode
 
     gone = str(tmp_path / "gone")
-    task = ShardTask(gone, gone, f"{gone}/packing.listing", 0, 0, 1, "", 0, Recode(), 1, 1)
+    task = ShardTask(gone, gone, 0, 0, 1, "", 0, Recode(), 1, 1)
     error = write_shards([task], 1)
     assert isinstance(error, StorageError)
     assert str(error).endswith(f"does not see {gone}")

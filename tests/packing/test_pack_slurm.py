@@ -174,7 +174,7 @@ def test_tasks_come_to_a_job_as_they_were_handed_over() -> None:
     made = (Field("image", Kind.IMAGE, coding=Coding.RAW), Field("label", Kind.NUMBER, dtype="int64"))
     found = Map("maps:shrink", "/home/\udcff", "0123", modules=(("helper", "4567"),))
     one = ShardTask(
-        "s3://b", "/p", "/p/l", 3, 0, 7, "plan", 5, Recode(resize=64), 9, 8, False, "hdf5", found, made, 150
+        "s3://b", "/p", 3, 0, 7, "plan", 5, Recode(resize=64), 9, 8, False, "hdf5", found, made, 150
     )
     two = one._replace(number=4, first=7, last=9, source_bytes=1, expected_bytes=2)
     groups = [(one,), (two, one)]

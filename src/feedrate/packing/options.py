@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from feedrate.errors import UsageError
@@ -14,7 +13,7 @@ from feedrate.format import containers
 from feedrate.format.fields import AUTO, dump_entries, parse_entries
 from feedrate.packing.mapping import Map, check_findable
 from feedrate.packing.recode import Recode
-from feedrate.source.options import FieldSpec, SourceOptions
+from feedrate.source.options import SourceOptions
 
 # About 2,000 photographs: few enough files for any file system, small enough to be fetched one by one.
 DEFAULT_SHARD_BYTES = 256_000_000
@@ -55,15 +54,12 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class PackOptions:
-    """Settings of `pack`. All but `workers` and `engine` shape the pack: they stay when it is resumed."""
+class PackOptions(SourceOptions):
+    """Settings of `pack`, and how to read its source.
 
-    labels: Path | None = None  # a .csv, .tsv, .jsonl or .parquet table
-    path_column: str | None = None  # None: guessed
-    label_column: str | None = None  # or several, with commas between them, or '*': all others
-    label_separator: str | None = None  # between the classes of a sample that may have several, or "none"
-    empty_label: str | None = None  # the class of rows without a label, or "reject"; None: few are rejected
-    fields: tuple[FieldSpec, ...] = ()
+    All but `workers` and `engine` shape the pack: they stay when it is resumed.
+    """
+
     seed: int = 0
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None  # None: as many as usable cores
@@ -76,6 +72,7 @@ class PackOptions:
     map: Map | None = None  # a function for what is the same in every epoch; see find_map
 
     def __post_init__(self) -> None:
+        SourceOptions.__post_init__(self)
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2**63, got {self.seed}")
         if self.shard_bytes < 1:
@@ -104,8 +101,6 @@ class PackOptions:
         if self.map is not None:
             # A Slurm job gets the function's name, whatever the number of its processes.
             check_findable(self.map, workers=None if self.engine.name == "slurm" else self.workers)
-        # It knows which of them fit together.
-        _ = self.source
 
     @property
     def bytes_per_entry(self) -> int:
@@ -125,14 +120,3 @@ class PackOptions:
     def as_in(self, settings: Mapping[str, Any]) -> PackOptions:
         """Return them with the digests of the map that a pack of these settings has of its."""
         return self if self.map is None else replace(self, map=self.map.as_in(settings.get("map")))
-
-    @property
-    def source(self) -> SourceOptions:
-        return SourceOptions(
-            self.labels,
-            self.path_column,
-            self.label_column,
-            self.label_separator,
-            self.fields,
-            self.empty_label,
-        )

@@ -253,7 +253,7 @@ class LabelledFiles(Reader):
     def _add_value(self, name: str, kind: Kind, column: str) -> None:
         def read(cells: Row) -> Value:
             if cells[0] is None or (is_missing(cells[0]) and kind is not Kind.TEXT):
-                raise UnusableValue(f"the table has no value for '{name}'")
+                raise UnusableValue(f"the table has no value for '{name}'", "incomplete")
             return dump_value(kind, cells[0])
 
         self._add(Field(name, kind), [column], read)

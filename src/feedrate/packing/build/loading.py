@@ -94,47 +94,18 @@ class SampleLoader:
             Rejected: it cannot be packed.
             StorageError: the whole source is out of reach.
         """
-        try:
-            loaded = self._load_all(sample) if self.mapper is None else self._map(self.mapper, sample)
-        except LeftOut:
-            self.quality.left_out += 1
-            return None
-        for field, part in zip(self.stored, loaded, strict=True):
-            if field.kind is Kind.IMAGE:
-                self._look_at(part)
-        return loaded
-
-    def read(self, sample: Sample) -> list[int | float | bytes]:
-        """Return a sample's values as the source has them.
-
-        Raises:
-            Rejected: one of them cannot be read.
-        """
-        plain: list[int | float | bytes] = []
-        for field, value in zip(self.fields, sample.values, strict=True):
-            try:
-                plain.append(self._read(field, value)[1])
-            except UnusableValue as error:
-                raise _reject(sample, field, value, error) from error
-        return plain
-
-    def _load_all(self, sample: Sample) -> list[Loaded]:
-        loaded: list[Loaded] = []
-        for field, value in zip(self.stored, sample.values, strict=True):
-            try:
-                path, plain = self._read(field, value)
-                loaded.append(self._load(field, path, plain, loaded))
-            except UnusableValue as error:
-                raise _reject(sample, field, value, error) from error
-        return loaded
-
-    def _map(self, mapper: Mapper, sample: Sample) -> list[Loaded]:
         values = self.read(sample)
         first = sample.values[0] if sample.values else None
-        try:
-            made = mapper.make(sample.key, values, self.stored)
-        except UnusableValue as error:
-            raise _reject(sample, None, first, error) from error
+        if self.mapper is None:
+            made = [Made(value, is_new=False) for value in values]
+        else:
+            try:
+                made = self.mapper.make(sample.key, values, self.stored)
+            except LeftOut:
+                self.quality.left_out += 1
+                return None
+            except UnusableValue as error:
+                raise _reject(sample, None, first, error) from error
         before = {f.name: (v, plain) for f, v, plain in zip(self.fields, sample.values, values, strict=True)}
         loaded: list[Loaded] = []
         for field, one in zip(self.stored, made, strict=True):
@@ -142,11 +113,28 @@ class SampleLoader:
             try:
                 loaded.append(self._load_made(field, one, value, plain, loaded))
             except UnusableValue as error:
-                raise _reject(sample, field, value or first, error) from error
+                raise _reject(sample, field, first if value is None else value, error) from error
+        for field, part in zip(self.stored, loaded, strict=True):
+            if field.kind is Kind.IMAGE:
+                self._look_at(part)
         return loaded
 
+    def read(self, sample: Sample) -> list[Plain]:
+        """Return a sample's values as the source has them.
+
+        Raises:
+            Rejected: one of them cannot be read.
+        """
+        plain: list[Plain] = []
+        for field, value in zip(self.fields, sample.values, strict=True):
+            try:
+                plain.append(self._read(field, value))
+            except UnusableValue as error:
+                raise _reject(sample, field, value, error) from error
+        return plain
+
     def _load_made(
-        self, field: Field, made: Made, value: Value | None, plain: int | float | bytes, loaded: list[Loaded]
+        self, field: Field, made: Made, value: Value | None, plain: Plain, loaded: list[Loaded]
     ) -> Loaded:
         path = value.path if isinstance(value, (FileRange, ContainerValue)) else b""
         if not made.is_new:
@@ -159,16 +147,14 @@ class SampleLoader:
             part.image = part.image or NewImage(part.data, *part.columns)
         return part
 
-    def _read(self, field: Field, value: Value | None) -> tuple[bytes, int | float | bytes]:
+    def _read(self, field: Field, value: Value | None) -> Plain:
         if value is None:
             raise UnusableValue(f"has no '{field.name}'", "incomplete")
-        if isinstance(value, (int, float, bytes)):
-            return b"", value
-        if isinstance(value, str):
-            return b"", value.encode("utf-8", "surrogateescape")
-        return value.path, self._source.read(value)
+        if isinstance(value, (FileRange, ContainerValue)):
+            return self._source.read(value)
+        return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
-    def _load(self, field: Field, path: bytes, plain: int | float | bytes, loaded: list[Loaded]) -> Loaded:
+    def _load(self, field: Field, path: bytes, plain: Plain, loaded: list[Loaded]) -> Loaded:
         if not isinstance(plain, bytes):
             return Loaded(dump_number(plain), columns=(plain,))
         if field.has_pixels:

@@ -52,7 +52,6 @@ class Listed(NamedTuple):
     """A source whose listing is on disk; `settings` and `plan` say what becomes of it."""
 
     reader: Reader
-    listing: Path
     settings: dict[str, Any]
     plan: str
     rejected: tuple[Rejection, ...]
@@ -108,7 +107,7 @@ def pack(
     unfinished.check_foreign(folder)
     with unfinished.own_folder(folder):
         unfinished.check_finished(folder, options)
-        reader = open_reader(source, options.source, scratch=os.fspath(folder))
+        reader = open_reader(source, options, scratch=os.fspath(folder))
         result = pack_reader(reader, folder, options, watch)
         unfinished.finish(folder)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin_s)
@@ -134,8 +133,7 @@ def list_source(reader: Reader, folder: Path, options: PackOptions, watch: Calla
         NothingToPack: the source has no sample, or all were rejected.
         AlreadyExists: what was begun in the folder is something else.
     """
-    path = folder / listing.NAME
-    with atomic_write(path, is_durable=False) as out:
+    with atomic_write(folder / listing.NAME, is_durable=False) as out:
         writer = listing.ListingWriter(out)
         rejected = writer.add_all(reader.blocks(), watch)
         if not writer.count:
@@ -146,7 +144,7 @@ def list_source(reader: Reader, folder: Path, options: PackOptions, watch: Calla
         # The listing gets its name after this: it is no sign of a pack that was begun.
         unfinished.begin(folder, settings, writer.fingerprint())
     plan = digest_plan(writer.digest(), fields, settings)
-    return Listed(reader, path, settings, plan, rejected)
+    return Listed(reader, settings, plan, rejected)
 
 
 def _nothing_to_pack(rejected: tuple[Rejection, ...]) -> NothingToPack:
@@ -165,7 +163,7 @@ def _try_map(source: Listed, folder: Path, options: PackOptions) -> Listed:
     from feedrate.packing.build.loading import try_map
 
     try:
-        made, scale = try_map(source.listing, source.reader.root, options)
+        made, scale = try_map(folder / listing.NAME, source.reader.root, options)
     except FeedrateError:
         if not any(folder.glob("shard-*")):
             unfinished.undo(folder)
@@ -185,7 +183,7 @@ def make_shards(source: Listed, folder: Path, options: PackOptions, watch: Calla
         from feedrate.packing.build.hdf5_join import read_joined
 
         joined = read_joined(folder, source.plan)
-    with contextlib.closing(listing.Listing(source.listing)) as listed:
+    with contextlib.closing(listing.Listing(folder / listing.NAME)) as listed:
         tasks = _plan_tasks(source, listed, folder, options)
         missing = [task for task in tasks if joined is None and find_done(task) is None]
         _check_room(folder, missing)
@@ -206,7 +204,6 @@ def _plan_tasks(
         ShardTask(
             source=root if is_url(root) else os.path.abspath(root),
             target=os.path.abspath(folder),
-            listing=os.path.abspath(source.listing),
             number=number,
             **one._asdict(),
             plan=source.plan,

@@ -18,7 +18,7 @@ from feedrate.format.containers import find_container
 from feedrate.format.containers.tar import END_OF_ARCHIVE, member_bytes
 from feedrate.format.fields import AUTO, Coding, Field, Kind
 from feedrate.format.manifest import dump_field
-from feedrate.packing.build.listing import Listing, Rows, value_bytes
+from feedrate.packing.build.listing import NAME, Listing, Rows, value_bytes
 from feedrate.packing.mapping import Map
 from feedrate.packing.options import PackOptions
 from feedrate.packing.recode import Recode
@@ -36,14 +36,12 @@ class ShardTask(NamedTuple):
 
     Attributes:
         source: what the samples' files are relative to, wherever the task runs.
-        listing: the path of the listing that names the samples.
         first, last: the shard's places in the pack's order; `last` is not one of them.
         source_bytes, expected_bytes: of its samples in the source, and of the shard.
     """
 
     source: str
     target: str
-    listing: str
     number: int
     first: int
     last: int
@@ -61,6 +59,10 @@ class ShardTask(NamedTuple):
     @property
     def samples(self) -> int:
         return self.last - self.first
+
+    @property
+    def listing(self) -> str:
+        return os.path.join(self.target, NAME)
 
     @property
     def shard_name(self) -> str:

@@ -250,7 +250,7 @@ def append(
             _check_defaults(opened, None, options.defaults)
             chosen = _pack_options(source, opened, options)
             with _own_folder(opened.path / FOLDER_NAME) as folder:
-                reader = open_reader(source, chosen.source, scratch=os.fspath(folder))
+                reader = open_reader(source, chosen, scratch=os.fspath(folder))
                 arrivals = Arrivals(reader, opened, skip=options.skip_existing or was_done)
                 result = _append(arrivals, opened, chosen, options.defaults, watch)
     return dataclasses.replace(result, source=source, seconds=time.monotonic() - begin)

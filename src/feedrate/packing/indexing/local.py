@@ -21,7 +21,7 @@ import numpy as np
 from feedrate.errors import AlreadyExists, SourceError, StorageError, UsageError
 from feedrate.files.atomic import atomic_write, remove_temporaries, write_file
 from feedrate.format.containers import FILES, RANGES, Content
-from feedrate.format.fields import AUTO, Coding, Field, Kind, dump_entries, parse_entries
+from feedrate.format.fields import Coding, Field, Kind, dump_entries, parse_entries
 from feedrate.format.manifest import FILE_NAME, Manifest, dump_manifest, index_beside
 from feedrate.format.raw import dump_bare_table
 from feedrate.packing.build import listing, shard, unfinished
@@ -235,48 +235,47 @@ class IndexTask:
     """Everything needed to index a section of the listing: small, picklable, harmless to run twice.
 
     Attributes:
-        path: the file that holds the samples, or the folder whose files they are.
-        size_bytes, mtime_ns: of that file; of a folder 0.
+        size_bytes, mtime_ns: of the file that holds the samples; 0 where they are files of a folder.
     """
 
     root: str
     target: str
-    listing: str
     number: int
-    first: int
-    last: int
+    section: Section
     plan: str
-    path: str
-    container: str
     size_bytes: int
     mtime_ns: int
-    source_bytes: int
-    bytes_per_entry: int = AUTO
+    bytes_per_entry: int
+
+    @property
+    def path(self) -> str:
+        """Return the file that holds the samples, or the folder whose files they are."""
+        home = self.section.home
+        return self.root if home is None else os.path.join(self.root, os.fsdecode(home))
+
+    @property
+    def container(self) -> str:
+        return FILES if self.section.home is None else RANGES
 
     @property
     def samples(self) -> int:
-        return self.last - self.first
+        return self.section.last - self.section.first
+
+    @property
+    def source_bytes(self) -> int:
+        return self.section.source_bytes
 
 
 def _make_tasks(
     root: str, listed: Listed, folder: Path, plan: str, bytes_per_entry: int
 ) -> Iterator[IndexTask]:
     root, target = os.path.realpath(root), os.path.realpath(folder)
-    sizes: dict[bytes, tuple[int, int]] = {}
+    sizes: dict[bytes | None, tuple[int, int]] = {None: (0, 0)}
     for number, section in enumerate(listed.sections):
-        path, size_bytes, mtime_ns = root, 0, 0
-        if section.home is not None:
-            path = os.fsdecode(os.path.join(os.fsencode(root), section.home))
-            if section.home not in sizes:
-                facts = os.stat(path)
-                sizes[section.home] = facts.st_size, facts.st_mtime_ns
-            size_bytes, mtime_ns = sizes[section.home]
-        yield IndexTask(
-            root=root, target=target, listing=os.path.realpath(folder / listing.NAME), number=number,
-            first=section.first, last=section.last, plan=plan, path=path,
-            container=FILES if section.home is None else RANGES, size_bytes=size_bytes, mtime_ns=mtime_ns,
-            source_bytes=section.source_bytes, bytes_per_entry=bytes_per_entry,
-        )  # fmt: skip
+        if section.home not in sizes:
+            facts = os.stat(os.path.join(os.fsencode(root), section.home or b""))
+            sizes[section.home] = facts.st_size, facts.st_mtime_ns
+        yield IndexTask(root, target, number, section, plan, *sizes[section.home], bytes_per_entry)
 
 
 def index_name(number: int) -> str:
@@ -289,8 +288,7 @@ def index_section(task: IndexTask) -> None:
     Raises:
         StorageError: a disk failed, or the file changed meanwhile. Single bad samples are noted and left out.
     """
-    span = range(task.first, task.last)
-    writer = look_at_samples(task.root, task.target, task.listing, span, bytes_per_entry=task.bytes_per_entry)
+    writer = inspect_section(task.section, task.root, task.target, task.bytes_per_entry, advance)
     if task.container != FILES:
         facts = os.stat(task.path)
         if (facts.st_size, facts.st_mtime_ns) != (task.size_bytes, task.mtime_ns):
@@ -316,27 +314,22 @@ def _find_indexed(task: IndexTask) -> shard.ShardDone | None:
     return done._replace(shard=found)
 
 
-def look_at_samples(
-    root: str,
-    scratch: str,
-    listed: str | os.PathLike[str],
-    span: range,
-    told: Callable[[int, int], None] = advance,
-    *,
-    bytes_per_entry: int = AUTO,
+def inspect_section(
+    section: Section, root: str, scratch: str, bytes_per_entry: int, told: Callable[[int, int], None]
 ) -> shard.SampleWriter:
-    """Read some samples of a listing where they are, and return what can be written about them.
+    """Read samples where they are, and return what can be written about them.
 
     Args:
-        root, scratch: as `Bytes` has them.
-        told: of each sample, that it is done, and how many bytes it has.
+        root, scratch: as `Bytes` has them; the listing is in `scratch`.
         bytes_per_entry: how far apart the entry points of images are.
+        told: called for each sample that is done, with 1 and its bytes.
     """
-    opened, source, places = listing.Listing(listed), Bytes(root, scratch), _Places()
+    opened = listing.Listing(os.path.join(scratch, listing.NAME))
+    source, places = Bytes(root, scratch), _Places()
     fields = opened.fields
     loader = _BareLoader(source, fields, fields, Recode(), bytes_per_entry=bytes_per_entry)
     writer = shard.SampleWriter(loader, places)
-    for sample in opened.samples(np.arange(span.start, span.stop, dtype=np.int64)):
+    for sample in opened.samples(np.arange(section.first, section.last, dtype=np.int64)):
         places.expect(sample)
         writer.add(sample)
         told(1, sample.source_bytes)
@@ -379,7 +372,6 @@ class _BareLoader(SampleLoader):
         pixels = np.frombuffer(plain, np.uint8).reshape(height, width, -1)
         part.entries = dump_bare_table(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
         part.columns, part.uniform = (width, height), {"shape": [height, width]}
-        part.sizes = ((width, height), (width, height))
         return part
 
 

@@ -30,10 +30,10 @@ from feedrate import kernel
 from feedrate.errors import NotFound, PackError, SourceError, StorageError
 from feedrate.files.atomic import explained, remove_temporaries, temporary_name, write_file
 from feedrate.format.containers import RANGES
-from feedrate.format.fields import AUTO, Field, Kind, dump_entries, row_dtype
+from feedrate.format.fields import Field, Kind, dump_entries, row_dtype
 from feedrate.format.index import Part, parse_part
 from feedrate.format.manifest import dump_field, load_field
-from feedrate.packing.build import listing, unfinished
+from feedrate.packing.build import unfinished
 from feedrate.packing.build.plan import digest_plan
 from feedrate.packing.build.shard import ShardDone, read_part_done, write_part
 from feedrate.packing.indexing import local
@@ -64,7 +64,7 @@ class SurveyTask:
     number: int
     target: str
     plan: str
-    bytes_per_entry: int = AUTO
+    bytes_per_entry: int
 
     @property
     def file(self) -> PlacedFile:
@@ -168,10 +168,7 @@ def _survey_part(task: SurveyTask, part: int, section: local.Section, near: Path
     entries, path = task.bytes_per_entry, task.part_path(part)
     metadata = {"plan": task.plan, "shard": name, "bytes": task.file.size_bytes, **dump_entries(entries)}
     # Bytes were counted when they came.
-    writer = local.look_at_samples(
-        str(near), str(near), near / listing.NAME, range(section.first, section.last),
-        lambda *_: advance(0, 0), bytes_per_entry=entries,
-    )  # fmt: skip
+    writer = local.inspect_section(section, str(near), str(near), entries, lambda *_: advance(0, 0))
     writer.write_index(path, metadata)
     return kernel.crc32c(path.read_bytes())
 
