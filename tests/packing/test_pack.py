@@ -476,6 +476,6 @@ def test_few_dataclasses_are_made_before_the_first_shard() -> None:
     # Options that check themselves, what stands in pack.json, what is returned, what has a length or changes.
     expected = {
         "ColumnPart", "Engine", "Field", "FieldSpec", "ImageFiles", "IndexPart", "Job", "Loaded", "Manifest",
-        "PackOptions", "Ranges", "Recode", "Rejection", "Shard", "SourceOptions", "Tick",
+        "PackFile", "PackOptions", "Ranges", "Recode", "Rejection", "Shard", "SourceOptions", "Tick",
     }  # fmt: skip
     assert set(run_python(code).split()) == expected

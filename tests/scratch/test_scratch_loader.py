@@ -320,7 +320,8 @@ def test_with_a_cache_too_a_damaged_copy_is_read_from_the_source(
         stats = loader.stats()
     assert stats.fetch is not None
     assert stats.cache is not None
-    assert (stats.bad_samples, stats.fetch.spoilt_on_scratch >= 5) == (0, True)
+    # Of five damaged samples some may have come from the source at first, and be in the cache since.
+    assert (stats.bad_samples, stats.fetch.spoilt_on_scratch > 0) == (0, True)
 
 
 def test_what_the_cache_keeps_is_not_fetched_again(pack_server: RangeServer) -> None:

@@ -170,9 +170,9 @@ class Copier:
         finish: Callable[[Part], None],
         refuse: Callable[[Incoming, Changed | None], None],
         count: Callable[[int], None],
-        block_bytes: int = BLOCK_BYTES,
+        block_bytes: int = 0,
     ) -> None:
-        self._read, self._in_flight, self._block_bytes = read, in_flight, block_bytes
+        self._read, self._in_flight, self._block_bytes = read, in_flight, block_bytes or BLOCK_BYTES
         self._finish, self._refuse, self._count = finish, refuse, count
 
     def ask(self, parts: Iterable[Part]) -> Iterator[Asked]:

@@ -169,6 +169,6 @@ PARTS: dict[str, list[tuple[str, Any]]] = {
         ("_Opened._find", "read:feedrate.index"),
         ("_Opened._decode", "decode:feedrate"),
     ],
-    "feedrate.loader.cached": [("KeptSamples.find", "read:feedrate.cached")],
+    "feedrate.loader.cached": [("KeptSamples.find_samples", "read:feedrate.cached")],
 }  # fmt: skip
 PATCHES = {name: functools.partial(patch_parts, entries) for name, entries in PARTS.items()}
