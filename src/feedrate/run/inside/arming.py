@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from feedrate.run.inside import entries, images, selftest, tail
+from feedrate.run.inside import entries, images, last_steps, selftest
 
 _JPEG = "PIL.JpegImagePlugin"
 
@@ -25,11 +25,11 @@ def arm(settings: dict[str, Any], watch: Any, note: Callable[[dict[str, Any]], N
             note({"kind": "patched", "names": list(images.patches)})
 
     def begin_tail(module: Any) -> None:
-        name = tail.install(module)
+        name = last_steps.install(module)
         if name:
             note({"kind": "patched", "names": [name]})
 
     watch.add(_JPEG, begin_images)
-    for name in tail.MODULES:
+    for name in last_steps.MODULES:
         watch.add(name, begin_tail)
     return "".join(problems[:1])

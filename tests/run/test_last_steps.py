@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedrate.run.inside import switch, tail
+from feedrate.run.inside import last_steps, switch
 from support.images import save_image
 from support.lazy_images import lazy_pillow
 from support.paths import ROOT
@@ -28,9 +28,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(ROOT / "tests" / "lookalikes")
-    module = importlib.import_module(tail.MODULES[0])
-    monkeypatch.setattr(tail, "_tables", {})
-    assert tail.install(module) == "torchvision.transforms.transforms.Compose.__call__"
+    module = importlib.import_module(last_steps.MODULES[0])
+    monkeypatch.setattr(last_steps, "_tables", {})
+    assert last_steps.install(module) == "torchvision.transforms.transforms.Compose.__call__"
     with lazy_pillow():
         yield module
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
@@ -96,7 +96,7 @@ def test_an_image_that_pillow_holds_takes_the_same_way(steps: Any, tmp_path: Pat
     compose = steps.Compose([steps.ToTensor(), steps.Normalize(MEAN, STD)])
     lazily, bare = both_ways(lambda: facts(compose(Image.open(picture))))
     assert lazily == bare
-    assert len(tail._tables) == 1
+    assert len(last_steps._tables) == 1
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "1", "P", "I;16"])
@@ -104,7 +104,7 @@ def test_images_of_other_modes_are_left_to_the_script(steps: Any, mode: str) -> 
     compose = steps.Compose([steps.ToTensor()])
     lazily, bare = both_ways(lambda: facts(compose(Image.new(mode, (9, 7)))))
     assert lazily == bare
-    assert tail._tables == {}
+    assert last_steps._tables == {}
 
 
 def test_settings_that_change_are_seen(steps: Any, photo: Path) -> None:
@@ -120,12 +120,12 @@ def test_settings_that_change_are_seen(steps: Any, photo: Path) -> None:
 def test_settings_that_are_drawn_anew_are_not_learnt_for_ever(
     steps: Any, photo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "_MOST_TABLES", 3)
+    monkeypatch.setattr(last_steps, "_MOST_TABLES", 3)
     for number in range(1, 6):
         compose = steps.Compose([steps.ToTensor(), steps.Normalize((number / 10,), (0.5,))])
         lazily, bare = both_ways(lambda made=compose: facts(made(Image.open(photo))))
         assert lazily == bare
-    assert len(tail._tables) == 3
+    assert len(last_steps._tables) == 3
 
 
 def test_settings_may_stand_in_tensors(steps: Any, photo: Path) -> None:
@@ -135,7 +135,7 @@ def test_settings_may_stand_in_tensors(steps: Any, photo: Path) -> None:
         lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))
         assert lazily == bare
         normalize.mean += 0.1
-    assert [length for _, length in tail._tables.values()] == [2, 2]
+    assert [length for _, length in last_steps._tables.values()] == [2, 2]
 
 
 @pytest.mark.parametrize("mean", [np.array(MEAN), torch.tensor(MEAN).view(3, 1, 1), 0.5])
@@ -145,7 +145,7 @@ def test_a_step_with_settings_of_another_kind_is_left_to_the_script(
     compose = steps.Compose([steps.ToTensor(), steps.Normalize(mean, STD)])
     lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))
     assert lazily == bare
-    assert [length for _, length in tail._tables.values()] == [1]
+    assert [length for _, length in last_steps._tables.values()] == [1]
 
 
 def test_a_step_that_looks_at_the_whole_image_is_no_table(
@@ -155,7 +155,7 @@ def test_a_step_that_looks_at_the_whole_image_is_no_table(
     compose = steps.Compose([steps.ToTensor(), steps.Normalize(MEAN, STD)])
     lazily, bare = both_ways(lambda: facts(compose(Image.open(photo))))
     assert lazily == bare
-    assert [length for _, length in tail._tables.values()] == [1]
+    assert [length for _, length in last_steps._tables.values()] == [1]
 
 
 def test_other_numbers_than_32_bit_are_left_to_the_script(
@@ -201,7 +201,7 @@ def test_classes_of_the_scripts_are_left_to_it(steps: Any, photo: Path) -> None:
     steps.Compose([OwnTensor(), steps.Normalize(MEAN, STD)])(Image.open(photo))
     OwnCompose([steps.ToTensor()])(Image.open(photo))
     assert seen == [(90, 70)]
-    assert tail._tables == {}
+    assert last_steps._tables == {}
 
 
 @pytest.mark.parametrize("of_all", [False, True])
@@ -259,14 +259,14 @@ def test_an_image_that_was_closed_says_so(steps: Any, photo: Path, is_read: bool
 def test_nothing_is_done_while_the_switch_is_off(steps: Any, photo: Path) -> None:
     switch.here.is_on = False
     steps.Compose([steps.ToTensor()])(Image.open(photo))
-    assert tail._tables == {}
+    assert last_steps._tables == {}
 
 
 def test_a_module_without_its_own_compose_is_left_alone(steps: Any) -> None:
-    assert tail.install(torch) == ""
-    assert tail.install(steps) == "torchvision.transforms.transforms.Compose.__call__"
+    assert last_steps.install(torch) == ""
+    assert last_steps.install(steps) == "torchvision.transforms.transforms.Compose.__call__"
     steps.Compose.__call__ = lambda _self, image: image
-    assert tail.install(steps) == ""
+    assert last_steps.install(steps) == ""
 
 
 def test_the_second_transforms_make_their_own_class_of_tensor(
@@ -275,9 +275,9 @@ def test_the_second_transforms_make_their_own_class_of_tensor(
     from support import second_transforms as second
 
     module = second.register(monkeypatch)
-    monkeypatch.setattr(tail, "_tables", {})
+    monkeypatch.setattr(last_steps, "_tables", {})
     monkeypatch.setattr(second.Compose, "forward", second.Compose.forward)
-    assert tail.install(module) == "torchvision.transforms.v2._container.Compose.forward"
+    assert last_steps.install(module) == "torchvision.transforms.v2._container.Compose.forward"
     image, scaled = second.ToImage(), second.ToDtype(torch.float32, scale=True)
     pipelines = [
         [image], [image, scaled], [image, scaled, second.Normalize(MEAN, STD)],
@@ -288,6 +288,6 @@ def test_the_second_transforms_make_their_own_class_of_tensor(
             compose = second.Compose(pipeline)
             lazily, bare = both_ways(lambda made=compose: facts(made(Image.open(photo).convert("RGB"))))
             assert lazily == bare
-    found = [(table.kind, length) for table, length in tail._tables.values() if table]
+    found = [(table.kind, length) for table, length in last_steps._tables.values() if table]
     own = second.TensorImage
     assert found == [(own, 1), (own, 2), (own, 3), (torch.Tensor, 3), (own, 1)]
