@@ -27,79 +27,54 @@ HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
 
 #if FEEDRATE_VECTORS == 256
 
-// One block's values in a vector, or those of two blocks in its halves: the same instructions, which stay within
-// halves.
-#define FEEDRATE_VALUES(Values, Vector, vector)                                                                    \
-    struct Values {                                                                                                \
-        Vector v;                                                                                                  \
-    };                                                                                                             \
-    HOT_INLINE Values operator+(Values a, Values b) { return {vector##_add_epi32(a.v, b.v)}; }                     \
-    HOT_INLINE Values operator-(Values a, Values b) { return {vector##_sub_epi32(a.v, b.v)}; }                     \
-    HOT_INLINE Values operator>>(Values a, int bits) { return {vector##_srai_epi32(a.v, bits)}; }                  \
-    HOT_INLINE Values madd(Values a, int words) { return {vector##_madd_epi16(a.v, vector##_set1_epi32(words))}; } \
-    HOT_INLINE Values repeat(int value, Values) { return {vector##_set1_epi32(value)}; }                           \
-    HOT_INLINE Values pack(Values a, Values b) { return {vector##_packs_epi32(a.v, b.v)}; }                        \
-    HOT_INLINE Values low_words(Values a, Values b) { return {vector##_unpacklo_epi16(a.v, b.v)}; }                \
-    HOT_INLINE Values high_words(Values a, Values b) { return {vector##_unpackhi_epi16(a.v, b.v)}; }               \
-    HOT_INLINE Values low_fours(Values a, Values b) { return {vector##_unpacklo_epi64(a.v, b.v)}; }                \
-    HOT_INLINE Values high_fours(Values a, Values b) { return {vector##_unpackhi_epi64(a.v, b.v)}; }               \
-    HOT_INLINE Values shuffle(Values a, Values order) { return {vector##_shuffle_epi8(a.v, order.v)}; }
-
-FEEDRATE_VALUES(OneBlock, __m256i, _mm256)
-
 // From halves to value by value.
-HOT_INLINE OneBlock zip(OneBlock a) {
-    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    return shuffle({_mm256_permute4x64_epi64(a.v, 0xD8)}, {_mm256_broadcastsi128_si256(order)});
+template <class Vector>
+HOT_INLINE Vector zip(Vector a) {
+    return shuffle(swap_fours(a), _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
 }
 
-#if FEEDRATE_WIDE
-FEEDRATE_VALUES(TwoBlocks, __m512i, _mm512)
-
-HOT_INLINE TwoBlocks zip(TwoBlocks a) {
-    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    return shuffle({_mm512_permutex_epi64(a.v, 0xD8)}, {_mm512_broadcast_i32x4(order)});
-}
-#endif
-
-// Lines i and i + 4 in x[i], eight 16-bit values each: value by value as input, one per half as output.
-template <class Values>
+// Lines i and i + 4 in x[i], eight 16-bit values each: value by value as input, one per half as output. A vector of 512
+// bits holds those of two blocks.
+template <class Vector>
 struct Lines {
-    Values x[4];
+    Vector x[4];
 };
 
-constexpr int words_of(const int (&factor)[2]) {
-    return static_cast<int>(static_cast<uint32_t>(factor[0] & 0xFFFF) | static_cast<uint32_t>(factor[1]) << 16);
+template <class Vector>
+HOT_INLINE Vector multiply(Vector a, const int (&factor)[2]) {
+    const auto low = static_cast<uint32_t>(factor[0] & 0xFFFF), high = static_cast<uint32_t>(factor[1]) << 16;
+    return add_products(a, Vector::repeat(static_cast<int>(low | high)));
 }
 
 // Transforms across the lines, and turns rows into columns.
-template <int kShift, class Values>
-HOT_INLINE Lines<Values> transform(const Lines<Values>& in) {
-    const Values(&p)[4] = in.x;
-    Values even[4], r[8];
-    const Values round = repeat(1 << (kShift - 1), Values{});
+template <int kShift, class Vector>
+HOT_INLINE Lines<Vector> transform(const Lines<Vector>& in) {
+    const Vector(&p)[4] = in.x;
+    Vector even[4], r[8];
+    const Vector round = Vector::repeat(1 << (kShift - 1));
     for (int j = 0; j < 2; ++j) {
-        const Values a = madd(p[0], words_of(kEven04[j])) + round, b = madd(p[2], words_of(kEven26[j]));
+        const Vector a = multiply(p[0], kEven04[j]) + round, b = multiply(p[2], kEven26[j]);
         even[j] = a + b;
         even[3 - j] = a - b;
     }
     for (int j = 0; j < 4; ++j) {
-        const Values odd = madd(p[1], words_of(kOdd15[j])) + madd(p[3], words_of(kOdd37[j]));
+        const Vector odd = multiply(p[1], kOdd15[j]) + multiply(p[3], kOdd37[j]);
         r[j] = (even[j] + odd) >> kShift;
         r[7 - j] = (even[j] - odd) >> kShift;
     }
     // Columns 0 to 3 in the lower half, 4 to 7 in the upper.
-    const Values a = pack(r[0], r[1]), b = pack(r[2], r[3]), c = pack(r[4], r[5]), d = pack(r[6], r[7]);
-    const Values ab0 = low_words(a, b), ab1 = high_words(a, b), cd0 = low_words(c, d), cd1 = high_words(c, d);
-    const Values top01 = low_words(ab0, ab1), top23 = high_words(ab0, ab1);
-    const Values low01 = low_words(cd0, cd1), low23 = high_words(cd0, cd1);
+    const Vector a = pack_words(r[0], r[1]), b = pack_words(r[2], r[3]), c = pack_words(r[4], r[5]),
+                 d = pack_words(r[6], r[7]);
+    const Vector ab0 = low_words(a, b), ab1 = high_words(a, b), cd0 = low_words(c, d), cd1 = high_words(c, d);
+    const Vector top01 = low_words(ab0, ab1), top23 = high_words(ab0, ab1);
+    const Vector low01 = low_words(cd0, cd1), low23 = high_words(cd0, cd1);
     return {{low_fours(top01, low01), high_fours(top01, low01), low_fours(top23, low23), high_fours(top23, low23)}};
 }
 
-template <class Values>
-HOT_INLINE void transform_both_ways(Lines<Values>& lines) {
+template <class Vector>
+HOT_INLINE void transform_both_ways(Lines<Vector>& lines) {
     lines = transform<kShift1>(lines);
-    for (Values& x : lines.x) x = zip(x);
+    for (Vector& x : lines.x) x = zip(x);
     lines = transform<kShift2>(lines);
 }
 
@@ -117,7 +92,7 @@ HOT_INLINE void store_four(__m256i first, __m256i second, int i, uint8_t* sample
 }
 
 HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
-    Lines<OneBlock> lines;
+    Lines<Vector256> lines;
     for (int i = 0; i < 4; ++i) {
         const auto *c = reinterpret_cast<const __m256i*>(coefficients + 16 * i),
                    *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
@@ -130,20 +105,18 @@ HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quan
 #if FEEDRATE_WIDE
 HOT_INLINE void transform_blocks(const int16_t (&coefficients)[2][64], const int16_t* quant, uint8_t* (&samples)[2],
                                  const ptrdiff_t (&stride)[2]) {
-    Lines<TwoBlocks> lines;
+    Lines<Vector512> lines;
     for (int i = 0; i < 4; ++i) {
         const auto *a = reinterpret_cast<const __m256i*>(coefficients[0] + 16 * i),
                    *b = reinterpret_cast<const __m256i*>(coefficients[1] + 16 * i),
                    *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
-        const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_load_si256(a)), _mm256_load_si256(b), 1);
-        lines.x[i].v = _mm512_mullo_epi16(both, _mm512_broadcast_i64x4(_mm256_load_si256(q)));
+        const Vector512 both = join(_mm256_load_si256(a), _mm256_load_si256(b));
+        lines.x[i].v = _mm512_mullo_epi16(both.v, _mm512_broadcast_i64x4(_mm256_load_si256(q)));
     }
     transform_both_ways(lines);
-    for (int i = 0; i < 4; i += 2) {
-        const __m512i x = lines.x[i].v, y = lines.x[i + 1].v;
-        store_four(_mm512_castsi512_si256(x), _mm512_castsi512_si256(y), i, samples[0], stride[0]);
-        store_four(_mm512_extracti64x4_epi64(x, 1), _mm512_extracti64x4_epi64(y, 1), i, samples[1], stride[1]);
-    }
+    for (int block = 0; block < 2; ++block)
+        for (int i = 0; i < 4; i += 2)
+            store_four(half_of(lines.x[i], block), half_of(lines.x[i + 1], block), i, samples[block], stride[block]);
 }
 #endif
 
