@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors of 256 and, where the level has them, 512 bits by the same names, for loops that are written once. Like the
-// instructions, all of these stay within 128 bits.
+// Vectors of 256 and, where the level has them, 512 bits by the same names, for loops that are written once. As with
+// the instructions, packing, interleaving and shuffling stay within 128 bits, and swap_fours within 256.
 
 #define FEEDRATE_VECTOR(Name, Raw, of, broadcast)                                                                \
     struct Name {                                                                                                \
