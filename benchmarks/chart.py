@@ -53,7 +53,10 @@ FEEDING_STYLE = """
 
 
 def render_kernel(result: dict[str, Any]) -> str:
-    """Return the chart of decoders: a panel per set, each with a scale of its own: rates differ fortyfold."""
+    """Return the chart of decoders: a panel per set, each with a scale of its own: rates differ fortyfold.
+
+    It shows the first job, crops; all of them are in a table (figures.py).
+    """
     parts: list[str] = []
     y = 22
     heading = f"Images per second of CPU time: random crops to {result['image_side']} px, flips, one thread"
@@ -62,8 +65,9 @@ def render_kernel(result: dict[str, Any]) -> str:
         y += 34
         parts.append(text(0, y, TITLES.get(one["name"], one["name"]), "title"))
         y += 10
-        most = max(standing["images_per_cpu_s"] for standing in one["standings"])
-        for standing in one["standings"]:
+        standings = one["tasks"][0]["standings"]
+        most = max(standing["images_per_cpu_s"] for standing in standings)
+        for standing in standings:
             parts.append(draw_bar(y, standing, most))
             y += ROW
     y += 24
@@ -103,8 +107,9 @@ def describe(result: dict[str, Any]) -> list[str]:
     versions = machine["versions"]
     names = {"pillow": "Pillow", "simplejpeg": "simplejpeg", "opencv-python-headless": "OpenCV"}
     shown = ", ".join(f"{name} {versions[key]}" for key, name in names.items() if key in versions)
-    command = " ".join(["feedrate", *machine["command_line"]])
-    ours = [s for one in result["sets"] for s in one["standings"] if s["contestant"] == "feedrate"]
+    command = f"python benchmarks/{' '.join(machine['command_line'])}"
+    tasks = [task for one in result["sets"] for task in one["tasks"]]
+    ours = [s for task in tasks for s in task["standings"] if s["contestant"] == "feedrate"]
     is_equal = all(standing["lowest_psnr_db"] is None for standing in ours)
     return [
         "feedrate's pixels are Pillow's"

@@ -70,6 +70,38 @@ def _rates(runs: list[dict[str, Any]], name: str) -> str:
     return " | ".join(f"{run['images_per_s'][name]:,.0f}" for run in runs) + " |"
 
 
+def _kernel_made(result: dict[str, Any]) -> str:
+    return _decoders(result, "kernel-made")
+
+
+def _kernel_photos(result: dict[str, Any]) -> str:
+    return _decoders(result, "kernel-photos")
+
+
+def _decoders(result: dict[str, Any], name: str) -> str:
+    """A row per set of images and job; how many times as many feedrate decodes stands behind each rate."""
+    tasks = [(one, task) for one in result["sets"] for task in one["tasks"]]
+    others = list(dict.fromkeys(s["contestant"] for _, task in tasks for s in task["standings"]))[1:]
+    lines = [f"| images | job | feedrate | {' | '.join(others)} |", "|---" * (3 + len(others)) + "|"]
+    for one, task in tasks:
+        rates = {s["contestant"]: s for s in task["standings"]}
+        cells = [f"{_rate(rates['feedrate'])}", *(_behind(rates.get(other)) for other in others)]
+        what = f"{task['what']}, to {task['side']}"
+        lines.append(f"| {one['name']}, {one['mean_megapixels']:.1f} MP | {what} | {' | '.join(cells)} |")
+    machine = result["machine"]
+    where = f"{machine['cpu_model']}, {result['simd_level']}, Pillow {machine['versions']['pillow']}"
+    return "\n".join(lines) + f"\n\n{where}; raw results: [{name}.json](benchmarks/results/{name}.json).\n"
+
+
+def _rate(standing: dict[str, Any]) -> str:
+    rate = standing["images_per_cpu_s"]
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+def _behind(standing: dict[str, Any] | None) -> str:
+    return f"{_rate(standing)} ({standing['ratio']:.2f}x)" if standing else "-"
+
+
 def _loader(result: dict[str, Any]) -> str:
     before, after = result["before"], result["after"]
     lines = [
@@ -293,6 +325,8 @@ BLOCKS = {
     "feeding_cores": _feeding_cores,
     "filters": _filters,
     "gpu_decode": _gpu_decode,
+    "kernel_made": _kernel_made,
+    "kernel_photos": _kernel_photos,
     "loader": _loader,
     "model_rates": _model_rates,
     "predictions": _predictions,

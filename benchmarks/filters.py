@@ -24,7 +24,7 @@ from threads import say
 
 import feedrate
 from feedrate import PackOptions, pack
-from feedrate.filters import FILTERS
+from feedrate.filters import FILTERS, Interpolation
 from feedrate.kernel import simd_level
 from feedrate.machine.describe import describe_machine
 
@@ -80,9 +80,9 @@ def drain_all(target: Path, rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def compare_decoders(images: Path, name: str, rounds: int) -> dict[str, Any]:
-    options = KernelOptions(images=100, rounds=rounds, interpolation=name)
-    (found,) = bench_source(str(images), options).sets
+def compare_decoders(images: Path, name: Interpolation, rounds: int) -> dict[str, Any]:
+    options = KernelOptions(images=100, rounds=rounds, interpolation=name, jobs=("crops",))
+    (found,) = bench_source(str(images), options).sets[0].tasks
     rates = {one.contestant: one.images_per_cpu_s for one in found.standings}
     say(f"{name:8} " + ", ".join(f"{who} {rate:,.0f}" for who, rate in rates.items()) + " images per CPU s")
     return rates

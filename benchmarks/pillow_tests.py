@@ -36,9 +36,9 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    from feedrate.run.inside.counters import current
+    from feedrate.run.inside.counters import here
 
-    print("\ncounted:", {name: value for name, value in current.as_dict().items() if value})
+    print("\ncounted:", {name: value for name, value in here.current.as_dict().items() if value})
 
 
 def run_tests(folder: Path, tests: list[str], *options: str) -> Endings:

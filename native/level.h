@@ -57,6 +57,7 @@ struct Taps {
 constexpr int kWeightBits = 32 - 8 - 2;  // Pillow's
 // Lines are a whole number of these long, in bytes.
 constexpr int kLineChunk = 32;
+constexpr int kLines = 4;  // that are narrowed at a time
 
 struct Level {
     const char* name;
@@ -75,9 +76,9 @@ struct Level {
     void (*widen)(const uint8_t* in, int count, uint8_t* out);
     void (*add_rows)(const uint8_t* near, const uint8_t* far, int count, uint16_t* sums);
     void (*widen_sums)(const uint16_t* in, int count, uint8_t* out);
-    // Two lines at once across. Reads four pixels per group of taps: up to 4 * taps.groups past the end of a line.
-    void (*shrink)(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                   uint32_t* out1);
+    // Some lines at once across. Reads four pixels per group of taps: up to 4 * taps.groups past the end of a line.
+    void (*shrink)(const uint32_t* const (&lines)[kLines], const Taps& taps, int out_width,
+                   uint32_t* const (&out)[kLines]);
     // One output line from `count` lines of `width` bytes, a multiple of kLineChunk.
     void (*lower)(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out);
     // Pixels of four bytes to three, mirrored if asked.

@@ -169,7 +169,7 @@ Box Resizer::begin(int in_width, int in_height, const Target& target) {
         down_.make(down, target.filter);
         if (target.excerpt) rows = down_.move_to_first();
         rows_.resize(static_cast<size_t>(down_.most));
-        ring_lines_ = down_.most + 2;  // two are written at a time
+        ring_lines_ = down_.most + kLines;  // so many are written at a time
         ring_stride_ = padded(lower_first_ ? in_width_ : target.width);
         ring_.resize(ring_stride_ * static_cast<size_t>(ring_lines_));
     } else {
@@ -179,8 +179,19 @@ Box Resizer::begin(int in_width, int in_height, const Target& target) {
     return {columns.begin, rows.begin, columns.end, rows.end};
 }
 
-void Resizer::shrink_pair(const uint32_t* line0, const uint32_t* line1, uint32_t* out0, uint32_t* out1) {
-    level().shrink(line0, line1, across_, target_.width, out0, out1);
+// Narrows the lines that are in hand, if they are kLines or the last of `all`: into the ring, unless they are the
+// vertical pass's own. Returns how many.
+int Resizer::shrink_lines(int done, int all) {
+    const int count = (done - 1) % kLines + 1;
+    if (count < kLines && done < all) return 0;
+    const uint32_t* in[kLines];
+    uint32_t* out[kLines];
+    for (int i = 0; i < kLines; ++i) {
+        in[i] = line_[std::min(i, count - 1)].data();  // the last stands in for those that there are not
+        out[i] = vertical_ && !lower_first_ ? slot(stored_ + i) : narrow_[i].data();
+    }
+    level().shrink(in, across_, target_.width, out);
+    return count;
 }
 
 void Resizer::push() {
@@ -190,19 +201,14 @@ void Resizer::push() {
         lower_ready();
         return;
     }
-    if (!horizontal_) return emit(line_[(pushed_ - 1) % 2].data(), pushed_ - 1);
-    // Lines are narrowed in pairs; the last of an odd number stands for both.
-    if (pushed_ % 2 == 1 && pushed_ < in_height_) return;
-    const int count = pushed_ % 2 == 1 ? 1 : 2;
-    uint32_t* out[2] = {vertical_ ? slot(stored_) : narrow_[0].data(),
-                        vertical_ ? slot(stored_ + 1) : narrow_[1].data()};
-    shrink_pair(line_[0].data(), line_[count - 1].data(), out[0], out[1]);
+    if (!horizontal_) return emit(line_[(pushed_ - 1) % kLines].data(), pushed_ - 1);
+    const int count = shrink_lines(pushed_, in_height_);
     if (vertical_) {
         stored_ += count;
         lower_ready();
         return;
     }
-    for (int i = 0; i < count; ++i) emit(out[i], pushed_ - count + i);
+    for (int i = 0; i < count; ++i) emit(narrow_[i].data(), pushed_ - count + i);
 }
 
 // Makes the lines of the vertical pass whose taps are all in the ring.
@@ -213,18 +219,17 @@ void Resizer::lower_ready() {
         const int first = down_.first[y], count = down_.count[y];
         if (first + count > stored_) return;
         for (int k = 0; k < count; ++k) rows_[k] = reinterpret_cast<const uint8_t*>(slot(first + k));
-        uint32_t* out = line_[lowered_ % 2].data();
+        uint32_t* out = line_[lowered_ % kLines].data();
         const int32_t* weight = &down_.weight[y * static_cast<size_t>(down_.width)];
         level().lower(rows_.data(), count, weight, static_cast<int>(padded(width) * 4),
                       reinterpret_cast<uint8_t*>(out));
         ++lowered_;
         if (!lower_first_ || !horizontal_) {
             emit(out, lowered_ - 1);
-        } else if (lowered_ % 2 == 0 || lowered_ == target_.height) {
-            const int both = lowered_ % 2 == 0 ? 2 : 1;
-            shrink_pair(line_[0].data(), line_[both - 1].data(), narrow_[0].data(), narrow_[1].data());
-            for (int i = 0; i < both; ++i) emit(narrow_[i].data(), lowered_ - both + i);
+            continue;
         }
+        const int narrowed = shrink_lines(lowered_, target_.height);
+        for (int i = 0; i < narrowed; ++i) emit(narrow_[i].data(), lowered_ - narrowed + i);
     }
 }
 
@@ -239,7 +244,7 @@ void Resizer::emit(const uint32_t* line, int y) {
 void Resizer::trim(size_t limit) {
     if (ring_.capacity() * 4 > limit) std::vector<uint32_t>().swap(ring_);
     for (auto* lines : {line_, narrow_})
-        for (int i = 0; i < 2; ++i)
+        for (int i = 0; i < kLines; ++i)
             if (lines[i].capacity() * 4 > limit) std::vector<uint32_t>().swap(lines[i]);
     for (Taps* taps : {&across_, &down_})
         if (taps->weight.capacity() * 4 > limit) *taps = Taps();

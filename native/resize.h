@@ -23,13 +23,13 @@ public:
     // Returns the part of an image of this size that has to come in: all of it, unless the target is an excerpt.
     Box begin(int in_width, int in_height, const Target& target);
     // Where the caller writes the next line of that part; then it calls push(). After the last line all is written.
-    uint32_t* line() { return lower_first_ ? slot(stored_) : line_[pushed_ % 2].data(); }
+    uint32_t* line() { return lower_first_ ? slot(stored_) : line_[pushed_ % kLines].data(); }
     void push();
     void trim(size_t limit);
 
 private:
     uint32_t* slot(int row) { return ring_.data() + static_cast<size_t>(row % ring_lines_) * ring_stride_; }
-    void shrink_pair(const uint32_t* line0, const uint32_t* line1, uint32_t* out0, uint32_t* out1);
+    int shrink_lines(int done, int all);
     void lower_ready();
     void emit(const uint32_t* line, int y);
 
@@ -41,7 +41,7 @@ private:
     Taps across_, down_;
     int ring_lines_ = 1;
     size_t ring_stride_ = 0;
-    std::vector<uint32_t> ring_, line_[2], narrow_[2];
+    std::vector<uint32_t> ring_, line_[kLines], narrow_[kLines];
     std::vector<const uint8_t*> rows_;
 };
 

@@ -15,42 +15,64 @@ HOT_INLINE void convert_some(const uint8_t* y, const uint8_t* cb, const uint8_t*
 
 #if FEEDRATE_VECTORS == 256
 
-HOT_INLINE __m256i load16(const uint8_t* from) {
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+// Bytes as words; how many there are in a vector.
+constexpr int kStep = sizeof(Widest) / 2;
+
+#if FEEDRATE_WIDE
+HOT_INLINE Widest load_bytes(const uint8_t* from) {
+    return {_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)))};
 }
 
+// Four pixels of each part of `low`, then of `high`, part by part.
+HOT_INLINE void store_pixels(Widest low, Widest high, uint32_t* out) {
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                  last = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi64(low.v, first, high.v));
+    _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi64(low.v, last, high.v));
+}
+#else
+HOT_INLINE Widest load_bytes(const uint8_t* from) {
+    return {_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)))};
+}
+
+// Four pixels of each part of `low`, then of `high`, part by part.
+HOT_INLINE void store_pixels(Widest low, Widest high, uint32_t* out) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute2x128_si256(low.v, high.v, 0x20));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8), _mm256_permute2x128_si256(low.v, high.v, 0x31));
+}
+#endif
+
 // (twice * factor + 65536) >> 17, in 16 bits: the high half of the product, halved with rounding, is the same number.
-HOT_INLINE __m256i round_product(__m256i twice, int16_t factor) {
-    const __m256i high = _mm256_mulhi_epi16(twice, _mm256_set1_epi16(factor));
-    return _mm256_srai_epi16(_mm256_add_epi16(high, _mm256_set1_epi16(1)), 1);
+HOT_INLINE Widest round_product(Widest twice, int factor) {
+    const Widest high = high_products(twice, Widest::repeat_word(factor));
+    return halve_words(add_words(high, Widest::repeat_word(1)));
 }
 
 // (kGreenBlue * u + kGreenRed * v + kHalf) >> 16, with a whole v taken out of the second factor so that it has 16 bits.
-HOT_INLINE __m256i green_of(__m256i u, __m256i v) {
-    const __m256i factors = _mm256_set1_epi32(static_cast<int>((kGreenBlue & 0xFFFF) | (kGreenRed + 65536) << 16));
-    const __m256i half = _mm256_set1_epi32(kHalf);
-    const __m256i low = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpacklo_epi16(u, v), factors), half);
-    const __m256i high = _mm256_add_epi32(_mm256_madd_epi16(_mm256_unpackhi_epi16(u, v), factors), half);
-    return _mm256_sub_epi16(_mm256_packs_epi32(_mm256_srai_epi32(low, 16), _mm256_srai_epi32(high, 16)), v);
+HOT_INLINE Widest green_of(Widest u, Widest v) {
+    const Widest factors = Widest::repeat((kGreenBlue & 0xFFFF) | (kGreenRed + 65536) << 16);
+    const Widest half = Widest::repeat(kHalf);
+    const Widest low = (add_products(low_words(u, v), factors) + half) >> 16;
+    const Widest high = (add_products(high_words(u, v), factors) + half) >> 16;
+    return subtract_words(pack_words(low, high), v);
 }
 
 HOT_INLINE void convert_step(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, uint32_t* out) {
-    const __m256i center = _mm256_set1_epi16(128);
-    const __m256i luma = load16(y), u = _mm256_sub_epi16(load16(cb), center), v = _mm256_sub_epi16(load16(cr), center);
-    const __m256i u2 = _mm256_add_epi16(u, u), v2 = _mm256_add_epi16(v, v);
-    const __m256i r = _mm256_add_epi16(_mm256_add_epi16(luma, v), round_product(v2, kRed - 65536));
-    const __m256i g = _mm256_add_epi16(luma, green_of(u, v));
-    const __m256i b =
-        _mm256_add_epi16(_mm256_add_epi16(luma, u2), round_product(u2, static_cast<int16_t>(kBlue - 2 * 65536)));
-    // Within each half: r g r g ..., b 0 b 0 ..., then r g b 0.
-    const __m256i rb = _mm256_packus_epi16(r, b), g0 = _mm256_packus_epi16(g, _mm256_setzero_si256());
-    const __m256i rg = _mm256_unpacklo_epi8(rb, g0), b0 = _mm256_unpackhi_epi8(rb, g0);
-    const __m256i low = _mm256_unpacklo_epi16(rg, b0), high = _mm256_unpackhi_epi16(rg, b0);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute2x128_si256(low, high, 0x20));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 8), _mm256_permute2x128_si256(low, high, 0x31));
+    const Widest center = Widest::repeat_word(128), luma = load_bytes(y);
+    const Widest u = subtract_words(load_bytes(cb), center), v = subtract_words(load_bytes(cr), center);
+    const Widest u2 = add_words(u, u), v2 = add_words(v, v);
+    const Widest r = add_words(add_words(luma, v), round_product(v2, kRed - 65536));
+    const Widest g = add_words(luma, green_of(u, v));
+    const Widest b = add_words(add_words(luma, u2), round_product(u2, kBlue - 2 * 65536));
+    // Within each part: r g r g ..., b 0 b 0 ..., then r g b 0.
+    const Widest rb = pack_bytes(r, b), g0 = pack_bytes(g, Widest::repeat(0));
+    const Widest rg = low_bytes(rb, g0), b0 = high_bytes(rb, g0);
+    store_pixels(low_words(rg, b0), high_words(rg, b0), out);
 }
 
 #elif FEEDRATE_VECTORS == 128
+
+constexpr int kStep = 8;
 
 // (sum + kHalf) >> 16 of both halves.
 HOT_INLINE int16x8_t round_sums(int32x4_t low, int32x4_t high) {
@@ -84,7 +106,6 @@ HOT_INLINE void convert_step(const uint8_t* y, const uint8_t* cb, const uint8_t*
 
 HOT void convert_rgb(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, int count, uint32_t* out) {
 #if FEEDRATE_VECTORS
-    constexpr int kStep = FEEDRATE_VECTORS / 16;
     int i = 0;
     for (; i + kStep <= count; i += kStep) convert_step(y + i, cb + i, cr + i, out + i);
     if (i == count) return;

@@ -269,9 +269,9 @@ HOT int64_t read_mcu_pairs_as(const McuTables& tables, McuStream (&streams)[2], 
                 return done;
             }
             if (kBlocks != Blocks::transform) continue;
-            for (int row = 0; row < 2; ++row)
-                inverse_dct(coefficients[row], b.quant, last[row], samples_of(b, tables, planes[row], done),
-                            planes[row].stride[b.component]);
+            uint8_t* samples[2] = {samples_of(b, tables, planes[0], done), samples_of(b, tables, planes[1], done)};
+            const ptrdiff_t stride[2] = {planes[0].stride[b.component], planes[1].stride[b.component]};
+            inverse_dcts(coefficients, b.quant, last, samples, stride);
         }
         const bool good =
             is_good(streams[0], in[0], tables.component_count) & is_good(streams[1], in[1], tables.component_count);

@@ -27,43 +27,55 @@ HOT_INLINE void fill_flat(int dc, uint8_t* samples, ptrdiff_t stride) {
 
 #if FEEDRATE_VECTORS == 256
 
-// Lines i and i + 4 in x[i], eight 16-bit values each: value by value as input, one per half as output.
+// From halves to value by value.
+template <class Vector>
+HOT_INLINE Vector zip(Vector a) {
+    return shuffle(swap_fours(a), _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+}
+
+// Lines i and i + 4 in x[i], eight 16-bit values each: value by value as input, one per half as output. A vector of 512
+// bits holds those of two blocks.
+template <class Vector>
 struct Lines {
-    __m256i x[4];
+    Vector x[4];
 };
 
-HOT_INLINE __m256i pair(const int (&factor)[2]) {
-    return _mm256_set1_epi32(
-        static_cast<int>(static_cast<uint32_t>(factor[0] & 0xFFFF) | static_cast<uint32_t>(factor[1]) << 16));
+template <class Vector>
+HOT_INLINE Vector multiply(Vector a, const int (&factor)[2]) {
+    const auto low = static_cast<uint32_t>(factor[0] & 0xFFFF), high = static_cast<uint32_t>(factor[1]) << 16;
+    return add_products(a, Vector::repeat(static_cast<int>(low | high)));
 }
 
 // Transforms across the lines, and turns rows into columns.
-template <int kShift>
-HOT_INLINE Lines transform(const Lines& in) {
-    const __m256i(&p)[4] = in.x;
-    __m256i even[4], r[8];
-    const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
+template <int kShift, class Vector>
+HOT_INLINE Lines<Vector> transform(const Lines<Vector>& in) {
+    const Vector(&p)[4] = in.x;
+    Vector even[4], r[8];
+    const Vector round = Vector::repeat(1 << (kShift - 1));
     for (int j = 0; j < 2; ++j) {
-        const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(p[0], pair(kEven04[j])), round),
-                      b = _mm256_madd_epi16(p[2], pair(kEven26[j]));
-        even[j] = _mm256_add_epi32(a, b);
-        even[3 - j] = _mm256_sub_epi32(a, b);
+        const Vector a = multiply(p[0], kEven04[j]) + round, b = multiply(p[2], kEven26[j]);
+        even[j] = a + b;
+        even[3 - j] = a - b;
     }
     for (int j = 0; j < 4; ++j) {
-        const __m256i odd =
-            _mm256_add_epi32(_mm256_madd_epi16(p[1], pair(kOdd15[j])), _mm256_madd_epi16(p[3], pair(kOdd37[j])));
-        r[j] = _mm256_srai_epi32(_mm256_add_epi32(even[j], odd), kShift);
-        r[7 - j] = _mm256_srai_epi32(_mm256_sub_epi32(even[j], odd), kShift);
+        const Vector odd = multiply(p[1], kOdd15[j]) + multiply(p[3], kOdd37[j]);
+        r[j] = (even[j] + odd) >> kShift;
+        r[7 - j] = (even[j] - odd) >> kShift;
     }
     // Columns 0 to 3 in the lower half, 4 to 7 in the upper.
-    const __m256i a = _mm256_packs_epi32(r[0], r[1]), b = _mm256_packs_epi32(r[2], r[3]);
-    const __m256i c = _mm256_packs_epi32(r[4], r[5]), d = _mm256_packs_epi32(r[6], r[7]);
-    const __m256i ab0 = _mm256_unpacklo_epi16(a, b), ab1 = _mm256_unpackhi_epi16(a, b);
-    const __m256i cd0 = _mm256_unpacklo_epi16(c, d), cd1 = _mm256_unpackhi_epi16(c, d);
-    const __m256i top01 = _mm256_unpacklo_epi16(ab0, ab1), top23 = _mm256_unpackhi_epi16(ab0, ab1);
-    const __m256i low01 = _mm256_unpacklo_epi16(cd0, cd1), low23 = _mm256_unpackhi_epi16(cd0, cd1);
-    return {{_mm256_unpacklo_epi64(top01, low01), _mm256_unpackhi_epi64(top01, low01),
-             _mm256_unpacklo_epi64(top23, low23), _mm256_unpackhi_epi64(top23, low23)}};
+    const Vector a = pack_words(r[0], r[1]), b = pack_words(r[2], r[3]), c = pack_words(r[4], r[5]),
+                 d = pack_words(r[6], r[7]);
+    const Vector ab0 = low_words(a, b), ab1 = high_words(a, b), cd0 = low_words(c, d), cd1 = high_words(c, d);
+    const Vector top01 = low_words(ab0, ab1), top23 = high_words(ab0, ab1);
+    const Vector low01 = low_words(cd0, cd1), low23 = high_words(cd0, cd1);
+    return {{low_fours(top01, low01), high_fours(top01, low01), low_fours(top23, low23), high_fours(top23, low23)}};
+}
+
+template <class Vector>
+HOT_INLINE void transform_both_ways(Lines<Vector>& lines) {
+    lines = transform<kShift1>(lines);
+    for (Vector& x : lines.x) x = zip(x);
+    lines = transform<kShift2>(lines);
 }
 
 HOT_INLINE void store_two(__m128i rows, uint8_t* first, uint8_t* second) {
@@ -71,30 +83,42 @@ HOT_INLINE void store_two(__m128i rows, uint8_t* first, uint8_t* second) {
     _mm_storeh_pd(reinterpret_cast<double*>(second), _mm_castsi128_pd(rows));
 }
 
-// From halves to value by value.
-HOT_INLINE Lines zip(const Lines& in) {
-    const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15, 0, 1, 8, 9, 2, 3, 10,
-                                           11, 4, 5, 12, 13, 6, 7, 14, 15);
-    Lines out;
-    for (int i = 0; i < 4; ++i) out.x[i] = _mm256_shuffle_epi8(_mm256_permute4x64_epi64(in.x[i], 0xD8), order);
-    return out;
+// Lines i, i + 1, i + 4 and i + 5.
+HOT_INLINE void store_four(__m256i first, __m256i second, int i, uint8_t* samples, ptrdiff_t stride) {
+    const __m256i center = _mm256_set1_epi8(static_cast<char>(0x80));
+    const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(first, second), center);
+    store_two(_mm256_castsi256_si128(rows), samples + i * stride, samples + (i + 1) * stride);
+    store_two(_mm256_extracti128_si256(rows, 1), samples + (i + 4) * stride, samples + (i + 5) * stride);
 }
 
 HOT_INLINE void transform_block(const int16_t* coefficients, const int16_t* quant, uint8_t* samples, ptrdiff_t stride) {
-    Lines lines;
+    Lines<Vector256> lines;
     for (int i = 0; i < 4; ++i) {
         const auto *c = reinterpret_cast<const __m256i*>(coefficients + 16 * i),
                    *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
-        lines.x[i] = _mm256_mullo_epi16(_mm256_load_si256(c), _mm256_load_si256(q));
+        lines.x[i].v = _mm256_mullo_epi16(_mm256_load_si256(c), _mm256_load_si256(q));
     }
-    lines = transform<kShift2>(zip(transform<kShift1>(lines)));
-    const __m256i center = _mm256_set1_epi8(static_cast<char>(0x80));
-    for (int i = 0; i < 4; i += 2) {
-        const __m256i rows = _mm256_xor_si256(_mm256_packs_epi16(lines.x[i], lines.x[i + 1]), center);
-        store_two(_mm256_castsi256_si128(rows), samples + i * stride, samples + (i + 1) * stride);
-        store_two(_mm256_extracti128_si256(rows, 1), samples + (i + 4) * stride, samples + (i + 5) * stride);
-    }
+    transform_both_ways(lines);
+    for (int i = 0; i < 4; i += 2) store_four(lines.x[i].v, lines.x[i + 1].v, i, samples, stride);
 }
+
+#if FEEDRATE_WIDE
+HOT_INLINE void transform_blocks(const int16_t (&coefficients)[2][64], const int16_t* quant, uint8_t* (&samples)[2],
+                                 const ptrdiff_t (&stride)[2]) {
+    Lines<Vector512> lines;
+    for (int i = 0; i < 4; ++i) {
+        const auto *a = reinterpret_cast<const __m256i*>(coefficients[0] + 16 * i),
+                   *b = reinterpret_cast<const __m256i*>(coefficients[1] + 16 * i),
+                   *q = reinterpret_cast<const __m256i*>(quant + 16 * i);
+        const Vector512 both = join(_mm256_load_si256(a), _mm256_load_si256(b));
+        lines.x[i].v = _mm512_mullo_epi16(both.v, _mm512_broadcast_i64x4(_mm256_load_si256(q)));
+    }
+    transform_both_ways(lines);
+    for (int block = 0; block < 2; ++block)
+        for (int i = 0; i < 4; i += 2)
+            store_four(half_of(lines.x[i], block), half_of(lines.x[i + 1], block), i, samples[block], stride[block]);
+}
+#endif
 
 #elif FEEDRATE_VECTORS == 128
 
@@ -226,4 +250,13 @@ HOT_INLINE void inverse_dct(const int16_t* coefficients, const int16_t* quant, i
         fill_flat(static_cast<int16_t>(coefficients[0] * quant[0]), samples, stride);
     else
         transform_block(coefficients, quant, samples, stride);
+}
+
+// Two blocks of one component.
+HOT_INLINE void inverse_dcts(const int16_t (&coefficients)[2][64], const int16_t* quant, const int (&last)[2],
+                             uint8_t* (&samples)[2], const ptrdiff_t (&stride)[2]) {
+#if FEEDRATE_WIDE
+    if (last[0] && last[1]) return transform_blocks(coefficients, quant, samples, stride);
+#endif
+    for (int i = 0; i < 2; ++i) inverse_dct(coefficients[i], quant, last[i], samples[i], stride[i]);
 }

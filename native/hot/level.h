@@ -25,8 +25,11 @@
 namespace feedrate::FEEDRATE_LEVEL {
 namespace {
 
-// Pieces of one file: entropy.h uses idct.h, the others stand alone.
+// Pieces of one file: entropy.h uses idct.h, some use vectors.h, the others stand alone.
 // clang-format off
+#if FEEDRATE_VECTORS == 256
+#include "vectors.h"
+#endif
 #include "idct.h"
 #include "entropy.h"
 #include "colour.h"

@@ -38,75 +38,72 @@ HOT_INLINE void lower_widely(const uint8_t* const* rows, int count, const int32_
 
 #if FEEDRATE_VECTORS == 256
 
-// Four bytes, everywhere.
-HOT_INLINE __m256i repeat(const void* bytes) {
-    int32_t word;
-    std::memcpy(&word, bytes, 4);
-    return _mm256_set1_epi32(word);
+// Four pixels of each of as many lines as a vector has parts.
+constexpr int kParts = sizeof(Widest) / 16;
+
+HOT_INLINE Widest load_parts(const uint32_t* const* lines, int at) {
+    __m128i part[4];
+    for (int i = 0; i < kParts; ++i) part[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(lines[i] + at));
+    const __m256i first = _mm256_inserti128_si256(_mm256_castsi128_si256(part[0]), part[1], 1);
+#if FEEDRATE_WIDE
+    return join(first, _mm256_inserti128_si256(_mm256_castsi128_si256(part[2]), part[3], 1));
+#else
+    return {first};
+#endif
 }
 
 // One pixel of each line, kGroups (0: `groups`) times four taps. Unused ones have weight zero: a count that changes
 // from pixel to pixel cannot be predicted. Products are of bytes for the high parts of the weights, of words for the
 // low.
 template <int kGroups>
-HOT_INLINE __m256i shrink_pixel(const uint32_t* line0, const uint32_t* line1, const SplitFour* weight, int groups) {
+HOT_INLINE Widest shrink_pixel(const uint32_t* const* lines, int at, const SplitFour* weight, int groups) {
     const int count = kGroups ? kGroups : groups;
-    // Four reds, four greens, four blues, in each half.
-    const __m256i order = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9,
-                                           13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m256i even = _mm256_set1_epi16(0xFF);
-    __m256i high = _mm256_setzero_si256(), low = _mm256_set1_epi32(kRound);
+    // Four reds, four greens, four blues, in each part.
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    Widest high = Widest::repeat(0), low = Widest::repeat(kRound);
     for (int i = 0; i < count; ++i) {
-        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line0 + 4 * i)),
-                      b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line1 + 4 * i));
-        const __m256i pixels = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), order);
-        high = _mm256_add_epi16(high, _mm256_maddubs_epi16(pixels, repeat(weight[i].high)));
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_and_si256(pixels, even), repeat(weight[i].low)));
-        low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_srli_epi16(pixels, 8), repeat(weight[i].low + 2)));
+        const Widest pixels = shuffle(load_parts(lines, at + 4 * i), order);
+        high = add_words(high, add_byte_products(pixels, Widest::repeat(weight[i].high)));
+        low = low + add_products(even_bytes(pixels), Widest::repeat(weight[i].low));
+        low = low + add_products(odd_bytes(pixels), Widest::repeat(weight[i].low + 2));
     }
-    const __m256i whole = _mm256_slli_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(1)), 16);
-    return _mm256_srai_epi32(_mm256_add_epi32(whole, low), kWeightBits);
+    return ((add_products(high, Widest::repeat_word(1)) << 16) + low) >> kWeightBits;
 }
 
 template <int kGroups>
-HOT void shrink_groups(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                       uint32_t* out1) {
+HOT void shrink_groups(const uint32_t* const* lines, const Taps& taps, int out_width, uint32_t* const* out) {
     const SplitFour* weight = taps.split.data();
     const int* first = taps.first.data();
     const int groups = kGroups ? kGroups : taps.groups;
     int x = 0;
     for (; x + 4 <= out_width; x += 4, weight += 4 * groups) {
-        const __m256i a = shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups);
-        const __m256i b = shrink_pixel<kGroups>(line0 + first[x + 1], line1 + first[x + 1], weight + groups, groups);
-        const __m256i c =
-            shrink_pixel<kGroups>(line0 + first[x + 2], line1 + first[x + 2], weight + 2 * groups, groups);
-        const __m256i d =
-            shrink_pixel<kGroups>(line0 + first[x + 3], line1 + first[x + 3], weight + 3 * groups, groups);
-        const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out0 + x), _mm256_castsi256_si128(bytes));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out1 + x), _mm256_extracti128_si256(bytes, 1));
+        Widest pixel[4];
+        for (int i = 0; i < 4; ++i) pixel[i] = shrink_pixel<kGroups>(lines, first[x + i], weight + i * groups, groups);
+        const Widest bytes = pack_bytes(pack_words(pixel[0], pixel[1]), pack_words(pixel[2], pixel[3]));
+        for (int i = 0; i < kParts; ++i) _mm_storeu_si128(reinterpret_cast<__m128i*>(out[i] + x), part_of(bytes, i));
     }
     for (; x < out_width; ++x, weight += groups) {
-        const __m256i words = _mm256_packs_epi32(
-            shrink_pixel<kGroups>(line0 + first[x], line1 + first[x], weight, groups), _mm256_setzero_si256());
-        const __m256i bytes = _mm256_packus_epi16(words, words);
-        out0[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_castsi256_si128(bytes)));
-        out1[x] = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm256_extracti128_si256(bytes, 1)));
+        const Widest words = pack_words(shrink_pixel<kGroups>(lines, first[x], weight, groups), Widest::repeat(0));
+        const Widest bytes = pack_bytes(words, words);
+        for (int i = 0; i < kParts; ++i) out[i][x] = static_cast<uint32_t>(_mm_cvtsi128_si32(part_of(bytes, i)));
     }
 }
 
-HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                uint32_t* out1) {
-    switch (taps.groups) {
-        case 1: return shrink_groups<1>(line0, line1, taps, out_width, out0, out1);
-        case 2: return shrink_groups<2>(line0, line1, taps, out_width, out0, out1);
-        default: break;
+HOT void shrink(const uint32_t* const (&lines)[kLines], const Taps& taps, int out_width,
+                uint32_t* const (&out)[kLines]) {
+    for (int i = 0; i < kLines; i += kParts) {
+        // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than
+        // 128. Sums may wrap around: what they come to in 32 bits is within range.
+        switch (taps.groups) {
+            case 1: shrink_groups<1>(lines + i, taps, out_width, out + i); break;
+            case 2: shrink_groups<2>(lines + i, taps, out_width, out + i); break;
+            default:
+                if (taps.groups <= 32)
+                    shrink_groups<0>(lines + i, taps, out_width, out + i);
+                else
+                    for (int k = i; k < i + kParts; ++k) shrink_line_widely(lines[k], taps, out_width, out[k]);
+        }
     }
-    // What saturates is a product of a pair of bytes: the high parts of two weights of one sign add up to less than
-    // 128. Sums may wrap around: what they come to in 32 bits is within range.
-    if (taps.groups <= 32) return shrink_groups<0>(line0, line1, taps, out_width, out0, out1);
-    shrink_line_widely(line0, taps, out_width, out0);
-    shrink_line_widely(line1, taps, out_width, out1);
 }
 
 // Weights in two parts as in SplitFour. A pair of taps is then one product of bytes for the high parts and one of words
@@ -241,14 +238,7 @@ HOT_INLINE uint32_t to_pixel(uint16x4_t words) {
     return vget_lane_u32(vreinterpret_u32_u8(vqmovn_u16(vcombine_u16(words, words))), 0);
 }
 
-HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                uint32_t* out1) {
-    // As for AVX2.
-    if (taps.groups > 32) {
-        shrink_line_widely(line0, taps, out_width, out0);
-        shrink_line_widely(line1, taps, out_width, out1);
-        return;
-    }
+HOT void shrink_two(const uint32_t* const* lines, const Taps& taps, int out_width, uint32_t* const* out) {
     const uint8_t kEach[16] = {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3};
     const uint8x16_t each = vld1q_u8(kEach);
     const SplitFour* weight = taps.split.data();
@@ -262,12 +252,19 @@ HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, 
             const int8x16_t high = vreinterpretq_s8_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(word)), each));
             const int16x8_t high_first = vmovl_s8(vget_low_s8(high)), high_second = vmovl_high_s8(high);
             const int16x4_t low = vld1_s16(weight[i].low);
-            add_four(sums[0], line0 + first + 4 * i, high_first, high_second, low);
-            add_four(sums[1], line1 + first + 4 * i, high_first, high_second, low);
+            add_four(sums[0], lines[0] + first + 4 * i, high_first, high_second, low);
+            add_four(sums[1], lines[1] + first + 4 * i, high_first, high_second, low);
         }
-        out0[x] = to_pixel(finish(sums[0]));
-        out1[x] = to_pixel(finish(sums[1]));
+        out[0][x] = to_pixel(finish(sums[0]));
+        out[1][x] = to_pixel(finish(sums[1]));
     }
+}
+
+HOT void shrink(const uint32_t* const (&lines)[kLines], const Taps& taps, int out_width,
+                uint32_t* const (&out)[kLines]) {
+    // As for AVX2.
+    for (int i = 0; taps.groups > 32 && i < kLines; ++i) shrink_line_widely(lines[i], taps, out_width, out[i]);
+    for (int i = 0; taps.groups <= 32 && i < kLines; i += 2) shrink_two(lines + i, taps, out_width, out + i);
 }
 
 // Sixteen bytes of a line.
@@ -339,10 +336,9 @@ HOT_INLINE int spread_most(const uint8_t* in, int count, uint32_t* out) {
 HOT_INLINE size_t pack_most(const uint32_t*, size_t, bool, uint8_t*) { return 0; }
 HOT_INLINE int spread_most(const uint8_t*, int, uint32_t*) { return 0; }
 
-HOT void shrink(const uint32_t* line0, const uint32_t* line1, const Taps& taps, int out_width, uint32_t* out0,
-                uint32_t* out1) {
-    shrink_line_widely(line0, taps, out_width, out0);
-    shrink_line_widely(line1, taps, out_width, out1);
+HOT void shrink(const uint32_t* const (&lines)[kLines], const Taps& taps, int out_width,
+                uint32_t* const (&out)[kLines]) {
+    for (int i = 0; i < kLines; ++i) shrink_line_widely(lines[i], taps, out_width, out[i]);
 }
 
 HOT void lower(const uint8_t* const* rows, int count, const int32_t* weight, int width, uint8_t* out) {

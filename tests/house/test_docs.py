@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,24 @@ def test_no_open_end_is_left_in_the_sources() -> None:
     ]
     words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")))
     assert [str(p.relative_to(ROOT)) for p in files if words.search(p.read_text())] == []
+
+
+def find_imports(script: Path) -> Iterator[tuple[str, str]]:
+    """Yield each module of feedrate and the name that a script takes from it."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "feedrate":
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def is_there(module: str, name: str) -> bool:
+    found = importlib.import_module(module)
+    is_package = hasattr(found, "__path__")
+    return hasattr(found, name) or (is_package and importlib.util.find_spec(f"{module}.{name}") is not None)
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("benchmarks/*.py")), ids=lambda p: p.name)
+def test_what_a_benchmark_imports_from_feedrate_is_there(script: Path) -> None:
+    assert [one for one in find_imports(script) if not is_there(*one)] == []
 
 
 def load_script(name: str) -> Any:

@@ -72,10 +72,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.names)
 
-    def draw(self, side: int, seed: int, interpolation: str = "bilinear") -> Geometry:
+    def draw(self, side: int, seed: int) -> Geometry:
         """Return the crops and flips that a loader with this seed draws in its first epoch."""
-        operation = RandomResizedCrop(side, interpolation=interpolation)
-        return CropSampler(IMAGE, operation, 0.5, seed).draw(0, self.rows, None)
+        return CropSampler(IMAGE, RandomResizedCrop(side), 0.5, seed).draw(0, self.rows, None)
 
     def decode(self, geometry: Geometry, out: U8) -> DecodeReport:
         """Decode all of them into `out` in the calling thread, as the loader does."""
