@@ -16,9 +16,14 @@ from support.examples import examples
 
 
 def start(make, steps: int, prefetch: int = 3, makers: int = 2, **options) -> Feed:
-    feed = Feed(make, steps, prefetch=prefetch, makers=makers, meter=Meter(), **options)
-    feed.start()
+    feed = open_feed(make, prefetch, makers, **options)
+    feed.begin(steps)
     return feed
+
+
+def open_feed(make, prefetch: int = 3, makers: int = 2, **options) -> Feed:
+    hooks = {"on_rest": lambda: None, "interrupt": lambda: None, **options}
+    return Feed(make, prefetch=prefetch, makers=makers, meter=Meter(), **hooks)
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5))
@@ -101,7 +106,7 @@ def test_stop_waits_for_makers_then_closes_what_they_used():
         events.append("made")
         return step
 
-    feed = start(make, 1, on_stop=lambda: events.append("closed"))
+    feed = start(make, 1, on_rest=lambda: events.append("closed"))
     inside.wait()
     stopper = threading.Thread(target=feed.stop)
     stopper.start()
@@ -122,8 +127,8 @@ def test_a_maker_may_stop_its_own_feed_whatever_it_holds():
             feeds[0].stop()
         return step
 
-    feeds.append(Feed(make, 9, prefetch=2, makers=2, meter=Meter()))
-    feeds[0].start()
+    feeds.append(open_feed(make, prefetch=2))
+    feeds[0].begin(9)
     for maker in feeds[0]._makers:
         maker.join()
     with pytest.raises(FeedStopped):
