@@ -18,8 +18,10 @@ import pytest
 from feedrate import Cache, Loader, RandomResizedCrop, View
 from feedrate.errors import BadSample
 from feedrate.loader.batch import Assembler, Batch
+from feedrate.loader.device.transfer import Placement
 from support.contracts import spoil_sample
 from support.packs import write_images
+from support.range_server import RangeServer
 
 COUNT = 26  # seven batches of four, the last of two
 
@@ -301,6 +303,29 @@ def test_other_cores_begin_the_epoch_anew(pack: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr("feedrate.loader.iteration.count_rank_cores", lambda _: 3)
         assert_equal(list(loader), load_epoch(pack, 1))
         assert loader._resources.run is not before
+
+
+def test_another_place_for_batches_begins_the_epoch_anew(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As when another GPU is the current one now, or when CUDA has begun, so that batches are to be pinned.
+    class There(Placement):
+        pass
+
+    with make_loader(pack) as loader:
+        list(loader)
+        before = loader._resources.run
+        monkeypatch.setattr("feedrate.loader.iteration.choose_placement", lambda *_, **__: There())
+        assert_equal(list(loader), load_epoch(pack, 1))
+        assert loader._resources.run is not before
+
+
+def test_batches_of_a_remote_pack_follow_over_the_epochs_end(
+    served_pack: Path, pack_server: RangeServer
+) -> None:
+    with Loader(f"{pack_server.url}/pack", 7, output="numpy", seed=2) as loader:
+        for epoch in range(4):
+            with Loader(served_pack, 7, output="numpy", seed=2) as local:
+                local.set_epoch(epoch)
+                assert_equal(list(loader), list(local))
 
 
 def test_views_and_kept_batches_stay_valid_over_the_epochs_end(pack: Path) -> None:

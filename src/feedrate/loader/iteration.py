@@ -103,6 +103,13 @@ class _Span(NamedTuple):
     epoch: Epoch
 
 
+class _Fetch(NamedTuple):
+    """Bytes of a remote pack for the steps of a run from `first` on."""
+
+    first: int
+    ahead: Ahead
+
+
 class Run:
     """Makes the batches of one rank, epoch after epoch, and the first ones of the next before it is begun."""
 
@@ -125,7 +132,8 @@ class Run:
             cached=resources.cached, gpu=self._gpu, stored=self._stored, lend=self._placement.lend,
             is_stopping=self._stopping.is_set,
         )  # fmt: skip
-        self._ahead: Ahead | None = None
+        self._fetches: tuple[_Fetch, ...] = ()  # the last two
+        self._fetched = 0  # up to this step
         # The epoch that is given, and the next one where its first batches are made ahead.
         self._spans: tuple[_Span, ...] = ()
         self._feed = self._open_feed()
@@ -173,7 +181,7 @@ class Run:
             self._spans += (_Span(first + steps, coming),)
         resources.begin_epoch()
         if isinstance(resources.pack, RemotePack):
-            self._ahead = self._look_ahead(resources.pack, epoch)
+            self._fetch(resources.pack, first + steps + ahead)
         if controller is not None:
             controller.begin(
                 self._threads, self._feed.makers, self._setup.prefetch, self._measure,
@@ -187,21 +195,20 @@ class Run:
         self._feed.stop()
 
     def _make(self, step: int) -> Batch:
-        first, epoch = next(one for one in reversed(self._spans) if one.first <= step)
         with self._meter.stage("order"):
-            slots = epoch.shares.slots(step - first)
-            positions = self._find(epoch, slots)
+            epoch, slots, positions = self._find(step)
         with contextlib.ExitStack() as held:
             maker = self._assembler
-            if self._ahead is not None:
+            if self._fetches:
+                first, ahead = next(one for one in reversed(self._fetches) if one.first <= step)
                 with self._meter.stage("fetch"):
-                    maker = replace(maker, pack=held.enter_context(self._ahead.batch(step)))
+                    maker = replace(maker, pack=held.enter_context(ahead.batch(step - first)))
             held.enter_context(self._placement.guard())
             # Decoding there takes memory there, so that it waits before it begins.
             is_early = self._stored is not None or (self._gpu is not None and self._gpu.share > 0)
             if is_early:
                 self._wait(step)
-            batch = maker.make(epoch.number, positions, slots if self._setup.order.repeats else None)
+            batch = maker.make(epoch, positions, slots if self._setup.order.repeats else None)
             if not batch.samples:
                 return batch
             if not is_early:
@@ -209,9 +216,11 @@ class Run:
             with self._meter.stage(self._placement.stage):
                 return self._placement.finish(batch, step)
 
-    def _find(self, epoch: Epoch, slots: I64) -> I64:
-        """Return the positions in the pack of slots of an epoch."""
-        return self._setup.subset.positions(epoch.order.indices(slots))
+    def _find(self, step: int) -> tuple[int, I64, I64]:
+        """Return the epoch of a step, its slots there, and the positions of these in the pack."""
+        first, epoch = next(one for one in reversed(self._spans) if one.first <= step)
+        slots = epoch.shares.slots(step - first)
+        return epoch.number, slots, self._setup.subset.positions(epoch.order.indices(slots))
 
     def _wait(self, step: int) -> None:
         with self._meter.wait("makers for the device"):
@@ -236,8 +245,8 @@ class Run:
         """Wake makers that wait for something else than the loop."""
         self._stopping.set()
         self._pool.cancel()
-        if self._ahead is not None:
-            self._ahead.stop()
+        for _, ahead in self._fetches:
+            ahead.stop()
 
     def _rest(self) -> None:
         """Give threads and buffers back, until there is something to make again; all makers have ended."""
@@ -245,9 +254,9 @@ class Run:
         if self._gpu is not None:
             self._gpu.close()
 
-    def _look_ahead(self, pack: RemotePack, epoch: Epoch) -> Ahead:
-        """Begin to fetch the bytes of the coming batches."""
-        setup, resources = self._setup, self._resources
+    def _fetch(self, pack: RemotePack, end: int) -> None:
+        """Begin to fetch the bytes of the coming batches, up to the step `end`."""
+        setup, resources, first = self._setup, self._resources, self._fetched
         keepers = [one for one in (resources.tier, resources.cached) if one is not None]
 
         def is_kept(field: str, positions: I64) -> Flags:
@@ -255,13 +264,15 @@ class Run:
             return kept
 
         ahead = Ahead(
-            pack, len(epoch.shares), lambda step: self._find(epoch, epoch.shares.slots(step)),
+            pack, end - first, lambda step: self._find(first + step)[2],
             list(dict.fromkeys(w.field.name for w in setup.wanted if w.field is not None)),
-            follows_flow=setup.order.kind == orders.Staged.kind and epoch.number == 0,
+            follows_flow=setup.order.kind == orders.Staged.kind and self._spans[0].epoch.number == 0,
             is_kept=is_kept if keepers else None,
         )  # fmt: skip
+        # Of the one before, some batches may still be in the making.
+        self._fetches = (*self._fetches[-1:], _Fetch(first, ahead))
+        self._fetched = end
         ahead.start()
-        return ahead
 
     def _open_gpu(self) -> GpuDecoder | None:
         """Return the device's decoder; None: the CPU decodes."""

@@ -2,7 +2,8 @@
 """`Loader`: the public face. What it promises is in docs/loader.md; the modules beside this one keep it.
 
 A loader has a cursor (epoch, samples given). `iter()` begins at the cursor; each batch that is *given* moves
-it on, what is only prefetched does not. One iteration lives at a time: a new `iter()` ends the one before.
+it on, what is only prefetched, also of the next epoch, does not. One iteration lives at a time: a new `iter()`
+ends the one before.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Loader:
             epochs decode less.
         threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
             process may use, divided among the ranks of its node; `stats().threads` tells.
-        prefetch: how many batches to make ahead; None: enough to keep the threads busy.
+        prefetch: how many batches to make ahead, at an epoch's end of the next; None: enough to keep the
+            threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
@@ -164,9 +166,10 @@ class Loader:
         if run is None or not run.expects(epoch):
             resources.stop()
             run = resources.run = Run(setup, resources, epoch.shares.world)
-        # A cache is to be full before the epoch that it serves begins.
-        is_filling = setup.options.cache is not None and not resources.has_begun
-        looks_ahead = setup.looks_ahead and not is_filling and not isinstance(resources.pack, RemotePack)
+        # A cache, or a copy on scratch, is to be full before an epoch is made of it.
+        fills = setup.options.cache is not None or setup.options.scratch is not None
+        is_filling = fills and not resources.has_begun
+        looks_ahead = setup.looks_ahead and not is_filling
         feed = run.begin(epoch, self._plan(Cursor(cursor.epoch + 1)) if looks_ahead else None)
         return feed, epoch.shares, cursor
 
@@ -277,7 +280,7 @@ class Loader:
         return replace(stats, samples=max(samples, stats.samples), tiers=tiers, misses=misses)
 
     def close(self) -> None:
-        """End a living iteration and close the files; batches stay valid. May be called twice."""
+        """End a living iteration, drop what was made ahead, close the files; batches stay valid."""
         self._closed = True
         self._finalizer()
 
