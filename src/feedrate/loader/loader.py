@@ -2,8 +2,8 @@
 """`Loader`: the public face. What it promises is in docs/loader.md; the modules beside this one keep it.
 
 A loader has a cursor (epoch, samples given). `iter()` begins at the cursor; each batch that is *given* moves
-it on, what is only prefetched, also of the next epoch, does not. One iteration lives at a time: a new `iter()`
-ends the one before.
+it on, what is only prefetched, also of the next epoch, does not. One iteration lives at a time: a new
+`iter()` ends the one before.
 """
 
 from __future__ import annotations
