@@ -32,7 +32,7 @@ from feedrate.demo.run import write_photographs
 from feedrate.machine.describe import describe_machine
 
 SLOWER = 1.2  # the loop than its loader
-COUNTED = 4  # epochs of a run, behind one that is not counted
+COUNTED = 2  # epochs of a run, behind one that is not counted
 
 
 def main() -> int:

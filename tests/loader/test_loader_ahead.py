@@ -22,6 +22,7 @@ from feedrate.loader.device.transfer import Placement
 from support.contracts import spoil_sample
 from support.packs import write_images
 from support.range_server import RangeServer
+from support.waiting import await_makers
 
 COUNT = 26  # seven batches of four, the last of two
 
@@ -48,14 +49,6 @@ def assert_equal(batches: list[Any], expected: list[Any]) -> None:
     for one, other in zip(batches, expected, strict=True):
         for value, wanted in zip(one, other, strict=True):
             np.testing.assert_array_equal(value, wanted)
-
-
-def await_makers(loader: Loader) -> None:
-    """Wait until everything is made that may be; then no thread is left that makes anything."""
-    run = loader._resources.run
-    assert run is not None
-    for maker in run._feed._makers:
-        maker.join()
 
 
 @pytest.fixture
