@@ -340,13 +340,23 @@ def test_no_memory_remains_of_what_was_made_ahead(pack: Path) -> None:
     assert len(ring._free) == ring.made
 
 
+def test_a_run_that_is_over_is_gone_with_all_it_had(pack: Path) -> None:
+    with make_loader(pack) as loader:
+        list(loader)
+        await_makers(loader)
+        gone = weakref.ref(loader._resources.run)
+        loader.set_epoch(5)
+        next(iter(loader))
+        assert gone() is None
+
+
 def test_a_loader_that_is_dropped_after_an_epoch_takes_its_batches_along(pack: Path) -> None:
     loader = make_loader(pack)
     list(loader)
     makers = loader._resources.run._feed._makers  # type: ignore[union-attr]
     gone = weakref.ref(loader._resources.run)
     del loader
-    gc.collect()
+    gc.collect()  # a batch that was interrupted ended in an error, which has its frames
     assert gone() is None
     assert not [maker for maker in makers if maker.is_alive()]
 

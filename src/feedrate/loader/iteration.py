@@ -192,7 +192,9 @@ class Run:
         return self._feed
 
     def stop(self) -> None:
+        """End it for good."""
         self._feed.stop()
+        del self._feed  # which has this run's methods, and would keep all its buffers with it
 
     def _make(self, step: int) -> Batch:
         with self._meter.stage("order"):
