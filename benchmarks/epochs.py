@@ -50,10 +50,16 @@ def main() -> int:
             for batches, size in arguments.epochs
             for threads in arguments.threads
         ]
+    words = [
+        "epochs.py",
+        "--images",
+        str(arguments.images),
+        *(f"--env={name}=PYTHON" for name, _ in arguments.env),
+    ]
     document = {
         "question": (__doc__ or "").splitlines()[0],
         "results": results,
-        "machine": asdict(describe_machine(["epochs.py", *sys.argv[1:]])),
+        "machine": asdict(describe_machine(words)),
     }
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
