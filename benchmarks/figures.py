@@ -130,6 +130,23 @@ def _filters(result: dict[str, Any]) -> str:
     return "\n".join(lines) + f"\n\n{where}; raw results: [filters.json](benchmarks/results/filters.json).\n"
 
 
+def _epochs(result: dict[str, Any]) -> str:
+    lines = [
+        "| epoch | threads | a batch keeps the loop | seam before | seam now | leaves before | leaves now |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in result["results"]:
+        seams = [one["medians"][name]["seam_s"] for name in ("before", "feedrate")]
+        epoch_s = one["batches"] * one["step_s"]
+        cells = [format_seconds(one["step_s"]), *map(format_seconds, seams)]
+        cells += [f"{epoch_s / (epoch_s + seam):.1%}" for seam in seams]
+        kind = f"{one['batches']} batches of {one['batch_size']}"
+        lines.append(f"| {kind} | {one['threads']} | {' | '.join(cells)} |")
+    machine = result["machine"]
+    where = f"{machine['cpu_model']}, {machine['usable_cores']} cores"
+    return "\n".join(lines) + f"\n\n{where}; raw results: [epochs.json](benchmarks/results/epochs.json).\n"
+
+
 def _other(rates: dict[str, float], name: str) -> str:
     return f"{rates[name]:,.0f} ({format_ratio(rates['feedrate'] / rates[name])})" if name in rates else "-"
 
@@ -321,6 +338,7 @@ def _load(name: str) -> dict[str, Any]:
 BLOCKS = {
     "accuracy": _accuracy,
     "demo": _demo,
+    "epochs": _epochs,
     "feeding": _feeding,
     "feeding_cores": _feeding_cores,
     "filters": _filters,

@@ -554,6 +554,7 @@ NB_MODULE(_native, m) {
         .def("set_limit", &Pool::set_limit, nb::call_guard<nb::gil_scoped_release>())
         .def("cpu_seconds", &Pool::cpu_seconds, nb::call_guard<nb::gil_scoped_release>())
         .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
+        .def("rest", &Pool::rest, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<GpuPlan>(m, "GpuPlan")
         .def(nb::init<>())

@@ -129,16 +129,23 @@ void Pool::cancel() {
 
 void Pool::close() {
     closed_ = true;
+    rest();
+}
+
+void Pool::rest() {
     State& state = state_.get();
     std::vector<std::thread> threads;
     {
         const std::lock_guard<std::mutex> lock(state.mutex);
+        if (state.threads.empty() && !closed_) return;
         state.closing = true;
         threads.swap(state.threads);
     }
     state.changed.notify_all();
     state.unparked.notify_all();
     for (auto& thread : threads) thread.join();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    state.closing = closed_;
 }
 
 }  // namespace feedrate

@@ -2,13 +2,15 @@
 // Threads that take one sample at a time from a queue of batches.
 //
 // run() queues a batch and waits for it. A thread takes the next sample of the oldest batch. With its last sample
-// taken, a batch leaves the queue; the thread that finishes the last one wakes the caller. close() waits until the
-// queue is empty, then joins the threads. cancel() drops the samples that no thread has taken.
+// taken, a batch leaves the queue; the thread that finishes the last one wakes the caller. rest() waits until the
+// queue is empty, then joins the threads; the next run() starts others, after close() none does. cancel() drops the
+// samples that no thread has taken.
 //
 // Threads whose number is below the limit work. The others are parked on a condition variable of their own, so that no
 // batch wakes them. A thread that is no longer below the limit parks after its sample.
 //
-//   open --close()--> closing --queue empty, threads joined--> closed     (a forked child is open, without threads)
+//   open --rest()--> closing --queue empty, threads joined--> open        (a forked child is open, without threads)
+//   open --close()--> closing --queue empty, threads joined--> closed
 #pragma once
 
 #include <atomic>
@@ -38,6 +40,8 @@ public:
     // The CPU time that the threads took, each until the end of its last sample.
     double cpu_seconds();
     void cancel();
+    // No run() may be under way.
+    void rest();
     void close();
 
 private:

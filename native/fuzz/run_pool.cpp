@@ -103,6 +103,22 @@ void a_pool_with_parked_threads_closes() {
     }
 }
 
+void a_pool_that_rests_works_again() {
+    feedrate::Pool pool(4);
+    for (int i = 0; i < 50; ++i) {
+        pool.set_limit(1 + i % 4);
+        std::atomic<int> most{0};
+        run_callers(pool, 3, most);
+        std::thread changer([&] { pool.set_limit(4); });
+        pool.rest();
+        changer.join();
+        pool.rest();
+    }
+    pool.close();
+    pool.rest();
+    need(!pool.run(1, [](int64_t) {}), "a closed pool that rested ran a batch");
+}
+
 }  // namespace
 
 int main() {
@@ -110,5 +126,6 @@ int main() {
     limits_change_while_batches_run();
     a_higher_limit_wakes_parked_threads();
     a_pool_with_parked_threads_closes();
+    a_pool_that_rests_works_again();
     std::puts("fine");
 }

@@ -14,6 +14,7 @@ from feedrate.errors import FeedrateError
 from feedrate.filters import FILTERS
 from feedrate.loader import threads
 from support.packs import write_mixed
+from support.waiting import await_makers
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -113,11 +114,13 @@ def test_memory_stays_where_it_is_over_thirty_epochs(pack: Path) -> None:
         for batch in loader:
             del batch
     gc.collect()
+    await_makers(loader)  # the first batches of the next epoch are there
     torch.cuda.synchronize()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     for _ in range(30):
         for batch in loader:
             del batch
+    await_makers(loader)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= before + 2 * 16 * 3 * 48 * 48
     assert torch.cuda.memory_reserved() <= reserved + (32 << 20)  # a larger crop may still come

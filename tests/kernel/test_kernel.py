@@ -94,6 +94,28 @@ def test_a_pool_starts_the_threads_that_its_limit_lets_work_and_no_more() -> Non
     assert started == [1, 4, 4]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
+def test_a_pool_that_rests_has_no_threads_and_starts_others_with_the_next_call() -> None:
+    files = Files([sys.executable])
+    ranges = Ranges(np.zeros(40, np.int32), np.zeros(40, np.int64), np.full(40, 9, np.int64))
+    pool, before = Pool(3), set(threading.enumerate())
+    for _ in range(2):
+        assert not kernel.read_ranges(files, ranges, pool)[2].any()
+        pool.map(lambda _: None, range(3))
+        used = pool.cpu_seconds()
+        pool.rest()
+        pool.rest()
+        assert set(threading.enumerate()) == before
+        assert pool.cpu_seconds() >= used > 0
+    others = set(os.listdir("/proc/self/task"))
+    kernel.read_ranges(files, ranges, pool)
+    assert len(set(os.listdir("/proc/self/task")) - others) == 3
+    pool.close()
+    pool.rest()
+    with pytest.raises(ValueError, match="closed"):
+        kernel.read_ranges(files, ranges, pool)
+
+
 def find_nice_of_threads() -> dict[str, int]:
     """Return each thread's nice value, as Linux writes it."""
     threads = Path("/proc/self/task").iterdir()

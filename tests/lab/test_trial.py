@@ -173,13 +173,13 @@ def test_files_held_in_memory_give_the_same_pixels_and_need_no_file(tmp_path: Pa
 def test_no_thread_stays_when_a_trial_is_interrupted_as_its_threads_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = Feed.start
+    begin = Feed.begin
 
-    def interrupted(feed: Feed[int]) -> None:
-        start(feed)
+    def interrupted(feed: Feed[int], steps: int) -> None:
+        begin(feed, steps)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Feed, "start", interrupted)
+    monkeypatch.setattr(Feed, "begin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         try_loader(save(tmp_path, 1), CROPS)
     # One that decodes while the interpreter ends would abort the process.

@@ -19,7 +19,7 @@ from feedrate.errors import BadSample, PackError, StorageError
 from feedrate.format.fields import Field, Kind
 from feedrate.format.index import Part
 from feedrate.format.pack import Pack
-from support.contracts import spoil
+from support.contracts import spoil, spoil_sample
 from support.damage import rewrite_index
 from support.packs import IMAGE, LABEL, encode_image, make_image, write_everything, write_images, write_pack
 
@@ -34,16 +34,6 @@ def load(pack: Path, **options) -> tuple[list[str], int, Loader]:
             assert labels.tolist() == [int(key[-5:]) % 3 for key in batch_keys]
             keys += batch_keys
     return keys, loader.stats().bad_samples, loader
-
-
-def spoil_sample(pack: Path, position: int) -> None:
-    """Change a byte in the middle of one sample's image."""
-    opened = Pack(pack)
-    at = np.array([position])
-    row = opened.rows(at)[0][0]
-    shard = opened.manifest.shards[int(opened.locate(at)[0][0])].name
-    opened.close()
-    spoil(pack, shard, int(row["image.offset"] + row["image.length"] // 2))
 
 
 def test_a_bad_sample_is_left_out_on_request(tmp_path: Path):

@@ -51,11 +51,24 @@ def find_remains() -> tuple[set[threading.Thread], int, int]:
     return set(threading.enumerate()), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
 
-def test_a_finished_epoch_leaves_no_thread(pack: Path):
+def test_the_threads_of_a_finished_epoch_end_with_the_first_batches_of_the_next(pack: Path):
     with Loader(pack, 4) as loader:
-        before = set(threading.enumerate())
+        threads, tasks, _ = find_remains()
         assert len(list(loader)) == 10
-        assert set(threading.enumerate()) <= before
+        for maker in set(threading.enumerate()) - threads:
+            maker.join()  # by itself: nobody asks for more
+        wait_for(lambda: find_remains()[1] <= tasks, "threads of the kernel to be gone")
+
+
+def test_a_loop_that_takes_all_batches_and_asks_for_no_more_leaves_no_thread(pack: Path):
+    with Loader(pack, 4, transform=dict) as loader:
+        threads, tasks, _ = find_remains()
+        iterator = iter(loader)
+        for _ in range(10):
+            next(iterator)
+        for maker in set(threading.enumerate()) - threads:
+            maker.join()
+        wait_for(lambda: find_remains()[1] <= tasks, "threads of the kernel to be gone")
 
 
 def test_leaving_the_loop_early_stops_the_threads(pack: Path):
@@ -231,6 +244,7 @@ def run_script(pack: Path, text: str) -> subprocess.CompletedProcess[str]:
         "l = Loader(pack, 4, output='numpy')\nfor b in l: break\nprint('bye')",
         "import sys\nit = iter(Loader(pack, 4, output='numpy')); next(it); print('bye'); sys.exit(0)",
         "kept = [b for b in Loader(pack, 4, output='torch')]; print('bye')",
+        "l = Loader(pack, 4, output='numpy')\nfor b in l: pass\nprint('bye')",
         "import os\nit = iter(Loader(pack, 4, output='numpy')); next(it)\n"
         "if os.fork() == 0: raise SystemExit(0)\n_, code = os.wait(); assert code == 0; print('bye')",
     ],

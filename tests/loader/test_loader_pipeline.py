@@ -10,15 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedrate.loader.pipeline import Feed, FeedStopped, Meter
+from feedrate.loader.pipeline import Feed, FeedStopped, Meter, when_taken
 from feedrate.loader.values import make_collate
 from support.examples import examples
 
 
 def start(make, steps: int, prefetch: int = 3, makers: int = 2, **options) -> Feed:
-    feed = Feed(make, steps, prefetch=prefetch, makers=makers, meter=Meter(), **options)
-    feed.start()
+    feed = open_feed(make, prefetch, makers, **options)
+    feed.begin(steps)
     return feed
+
+
+def open_feed(make, prefetch: int = 3, makers: int = 2, **options) -> Feed:
+    hooks = {"on_rest": lambda: None, "interrupt": lambda: None, **options}
+    return Feed(make, prefetch=prefetch, makers=makers, meter=Meter(), **hooks)
 
 
 @given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5))
@@ -29,6 +34,81 @@ def test_results_come_in_order_and_end(steps: int, prefetch: int, makers: int):
     with pytest.raises(FeedStopped):
         feed.take()
     feed.stop()
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=8), st.integers(1, 4))
+@settings(max_examples=examples(40), deadline=None)
+def test_one_request_follows_another_and_only_so_many_results_are_made_ahead(
+    requests: list[tuple[int, int]], prefetch: int
+):
+    began: list[int] = []
+
+    def make(step: int) -> int:
+        began.append(step)
+        return step
+
+    feed, taken = open_feed(make, prefetch), 0
+    # What was made ahead is asked for by the next request, or by none.
+    for steps, ahead in requests:
+        steps, ahead = steps + 6, min(ahead, prefetch)
+        feed.begin(steps, ahead)
+        for _ in range(steps):
+            assert feed.take() == taken
+            taken += 1
+        with pytest.raises(FeedStopped):
+            feed.take()
+        for maker in feed._makers:
+            maker.join()
+        assert sorted(began) == list(range(taken + ahead))
+    assert feed.can_go_on
+    feed.stop()
+
+
+def test_what_a_step_counts_is_counted_when_it_is_taken_and_never_if_it_is_not():
+    counted: list[int] = []
+
+    def make(step: int) -> int:
+        when_taken(lambda: counted.append(step))
+        return step
+
+    feed = open_feed(make)
+    feed.begin(4, ahead=3)
+    for step in range(4):
+        feed.take()
+        assert counted == list(range(step + 1))
+    feed.stop()
+    assert counted == [0, 1, 2, 3]
+    when_taken(lambda: counted.append(-1))
+    assert counted[-1] == -1, "outside of a step, at once"
+
+
+def test_a_feed_rests_when_nothing_is_left_to_make_and_wakes_when_more_is_asked_for():
+    rests = []
+    feed = open_feed(lambda step: step, on_rest=lambda: rests.append(1))
+    for count in (1, 2, 3):
+        feed.begin(5)
+        assert [feed.take() % 5 for _ in range(5)] == [0, 1, 2, 3, 4]
+        for maker in feed._makers:
+            maker.join()
+        assert len(rests) >= count
+    before = len(rests)
+    feed.stop()
+    assert len(rests) == before
+
+
+def test_leaving_all_that_was_asked_for_stops_nothing_and_leaving_less_stops_all():
+    feed = open_feed(lambda step: step)
+    feed.begin(2, ahead=2)
+    feed.take()
+    feed.take()
+    feed.leave(2)
+    assert feed.can_go_on
+    feed.begin(2)
+    feed.take()
+    feed.leave(4)
+    assert not feed.can_go_on
+    with pytest.raises(FeedStopped):
+        feed.take()
 
 
 def test_order_holds_when_a_later_step_is_ready_first():
@@ -101,7 +181,7 @@ def test_stop_waits_for_makers_then_closes_what_they_used():
         events.append("made")
         return step
 
-    feed = start(make, 1, on_stop=lambda: events.append("closed"))
+    feed = start(make, 1, on_rest=lambda: events.append("closed"))
     inside.wait()
     stopper = threading.Thread(target=feed.stop)
     stopper.start()
@@ -122,8 +202,8 @@ def test_a_maker_may_stop_its_own_feed_whatever_it_holds():
             feeds[0].stop()
         return step
 
-    feeds.append(Feed(make, 9, prefetch=2, makers=2, meter=Meter()))
-    feeds[0].start()
+    feeds.append(open_feed(make, prefetch=2))
+    feeds[0].begin(9)
     for maker in feeds[0]._makers:
         maker.join()
     with pytest.raises(FeedStopped):

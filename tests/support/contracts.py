@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from feedrate.errors import BadSample
+from feedrate.format.pack import Pack
 from support.packs import IMAGE, LABEL, encode_image, make_image, write_images, write_pack
 
 # (images as N,H,W,C; labels; keys) per batch
@@ -86,6 +87,16 @@ def spoil(pack: Path, name: str, at: int, value: int | None = None) -> None:
     data = bytearray((pack / name).read_bytes())
     data[at] = (data[at] ^ 0xFF) if value is None else value
     (pack / name).write_bytes(data)
+
+
+def spoil_sample(pack: Path, position: int) -> None:
+    """Change a byte in the middle of one sample's image."""
+    opened = Pack(pack)
+    at = np.array([position])
+    row = opened.rows(at)[0][0]
+    shard = opened.manifest.shards[int(opened.locate(at)[0][0])].name
+    opened.close()
+    spoil(pack, shard, int(row["image.offset"] + row["image.length"] // 2))
 
 
 def plain(images: Any) -> np.ndarray:

@@ -86,10 +86,18 @@ class Pool:
         self._closed = True
         self._native.cancel()
 
+    def rest(self) -> None:
+        """End the threads; the next call starts others. No call may be under way."""
+        self._native.rest()
+        self._end_executor()
+
     def close(self) -> None:
         """Let queued batches end, then stop the threads. May be called twice."""
         self._closed = True
         self._native.close()
+        self._end_executor()
+
+    def _end_executor(self) -> None:
         executor, self._executor = self._executor, None
         if executor and executor[0] == os.getpid():
             executor[2].shutdown()

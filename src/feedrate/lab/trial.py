@@ -222,11 +222,11 @@ class _Drained:
 def _drain(samples: Samples, options: TrialOptions, batch: int, threads: int, seconds: float) -> _Drained:
     pool = kernel.Pool(threads)
     feed = Feed(
-        _Maker(samples, options, batch, pool).make, _FOREVER, prefetch=DEFAULT_PREFETCH, makers=_MAKERS,
-        meter=Meter(), on_stop=pool.close, interrupt=pool.cancel,
+        _Maker(samples, options, batch, pool).make, prefetch=DEFAULT_PREFETCH, makers=_MAKERS, meter=Meter(),
+        on_rest=pool.rest, interrupt=pool.cancel,
     )  # fmt: skip
     try:
-        feed.start()  # an interrupt while they begin would leave them running
+        feed.begin(_FOREVER)  # an interrupt while they begin would leave them running
         # The first batches find cold caches, and threads that begin; where they take long, they do not.
         latest = time.perf_counter() + seconds
         for _ in range(DEFAULT_PREFETCH):

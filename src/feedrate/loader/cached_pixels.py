@@ -36,6 +36,7 @@ from feedrate.loader.geometry import CropSampler, FieldCrops, Sides, Tally, deco
 from feedrate.loader.image import CenterCrop, ImageOp, Resize, whole
 from feedrate.loader.options import Wanted
 from feedrate.loader.order import fingerprint
+from feedrate.loader.pipeline import when_taken
 from feedrate.machine.memory import MemoryGauge
 
 if TYPE_CHECKING:
@@ -275,11 +276,15 @@ class CachedPixels:
         return there
 
     def _count(self, located: Located) -> None:
-        tiers = located.rows["tier"][located.found]
-        with self._lock:
-            self._misses += len(located.found) - len(tiers)
-            for tier in range(len(self._hits)):
-                self._hits[tier] += int((tiers == tier).sum())
+        hits = np.bincount(located.rows["tier"][located.found], minlength=len(self._hits)).tolist()
+        misses = len(located.found) - sum(hits)
+
+        def count() -> None:
+            with self._lock:
+                self._misses += misses
+                self._hits = [so_far + more for so_far, more in zip(self._hits, hits, strict=True)]
+
+        when_taken(count)
 
     def _fill(self, job: Job, located: Located, tally: Tally) -> bool:
         sizes = job.sides[0] * job.sides[1] * job.out.shape[3]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over a loader's epoch: `EpochRun` starts the threads that make its batches, and `LoaderIterator`
-gives these to the loop and moves the loader's cursor on.
+"""Passes over a loader's epochs: a `Run` starts the threads that make their batches, and a `LoaderIterator`
+gives those of one epoch to the loop and moves the loader's cursor on.
 
-A run has the resolved options (`Setup`) and this process's files and buffers (`Resources`), and knows neither
-the loader nor its iterator: those can be garbage collected while the threads run, and then stop them.
+A run goes on from epoch to epoch: while the last batches of one wait for the loop, it makes the first ones of
+the next. An iteration that is left early ends it, and so does one of another epoch. A run has the resolved
+options (`Setup`) and this process's files and buffers (`Resources`), and knows neither the loader nor its
+iterator: those can be garbage collected while the threads run, and then stop them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,10 +28,10 @@ from feedrate.errors import PackError, UsageError
 from feedrate.format.pack import Pack
 from feedrate.loader import order as orders
 from feedrate.loader.batch import Assembler, Batch, Ring
-from feedrate.loader.device.transfer import Sent, Transfer, choose_placement
+from feedrate.loader.device.transfer import Placement, Sent, Transfer, choose_placement
 from feedrate.loader.pipeline import Feed, FeedStopped, Meter
 from feedrate.loader.ranks import Shares
-from feedrate.loader.setup import Setup
+from feedrate.loader.setup import Epoch, Setup
 from feedrate.loader.threads import ShareController, ThreadController
 from feedrate.loader.values import make_collate
 from feedrate.machine.cpu import count_rank_cores, find_near_cores
@@ -66,14 +68,26 @@ class Resources:
     tier: GpuTier | None = None  # of the cache, on the GPU
     meter: Meter = field(default_factory=Meter)
     process: int = field(default_factory=os.getpid)
-    feed: Feed[Batch] | None = None
+    run: Run | None = None  # with the iteration that lives, or with the first batches of the next
+
+    has_begun: bool = False  # an epoch
+
+    def begin_epoch(self) -> None:
+        """Count hits and misses of the caches from here on."""
+        self.has_begun = True
+        for cache in (self.cached, self.tier):
+            if cache is not None:
+                cache.begin_epoch()
+
+    def stop(self) -> None:
+        if self.run is not None:
+            self.run.stop()
+            self.run = None
 
     def release(self) -> None:
+        self.stop()
         if os.getpid() != self.process:
             return
-        if self.feed is not None:
-            self.feed.stop()
-            self.feed = None
         if self.tier is not None:
             self.tier.close()
         if self.cached is not None:
@@ -82,24 +96,32 @@ class Resources:
             self.pack.close()
 
 
-class EpochRun:
-    """Makes the batches of one rank's share of an epoch, from where it goes on."""
+class _Span(NamedTuple):
+    """An epoch, and the run's step that its first batch is."""
 
-    def __init__(
-        self, setup: Setup, resources: Resources, order: orders.EpochOrder, shares: Shares, epoch: int
-    ) -> None:
+    first: int
+    epoch: Epoch
+
+
+class _Fetch(NamedTuple):
+    """Bytes of a remote pack for the steps of a run from `first` on."""
+
+    first: int
+    ahead: Ahead
+
+
+class Run:
+    """Makes the batches of one rank, epoch after epoch, and the first ones of the next before it is begun."""
+
+    def __init__(self, setup: Setup, resources: Resources, world: int) -> None:
         options = setup.options
         self._setup, self._resources, self._meter = setup, resources, resources.meter
-        self._order, self._shares, self._epoch = order, shares, epoch
         # Asked anew: a process group may have appeared since the loader was made.
-        self._cores = count_rank_cores(shares.world)
+        self._cores = count_rank_cores(world)
         self._threads = options.threads or self._cores
         self._stopping = threading.Event()
         self._pool = kernel.Pool(self._threads, nice=DECODING_NICE)
-        self._placement = choose_placement(
-            setup.device, setup.output, setup.finish, prefetch=setup.prefetch,
-            is_plain=not setup.has_functions,
-        )  # fmt: skip
+        self._placement = self._place()
         self._gpu = resources.gpu = self._open_gpu()
         self._stored = self._open_stored()
         self._assembler = Assembler(
@@ -110,46 +132,85 @@ class EpochRun:
             cached=resources.cached, gpu=self._gpu, stored=self._stored, lend=self._placement.lend,
             is_stopping=self._stopping.is_set,
         )  # fmt: skip
-        self._ahead: Ahead | None = None
+        self._fetches: tuple[_Fetch, ...] = ()  # the last two
+        self._fetched = 0  # up to this step
+        # The epoch that is given, and the next one where its first batches are made ahead.
+        self._spans: tuple[_Span, ...] = ()
+        self._feed = self._open_feed()
 
-    def start(self) -> Feed[Batch]:
-        """Start the epoch's threads: those that fetch from a remote pack, and those that make batches."""
-        setup, controller = self._setup, self._resources.controller
-        self._ahead = self._look_ahead()
-        address = self._placement.find_pci_address()
+    def _place(self) -> Placement:
+        setup = self._setup
+        return choose_placement(
+            setup.device, setup.output, setup.finish, prefetch=setup.prefetch,
+            is_plain=not setup.has_functions,
+        )  # fmt: skip
+
+    def _open_feed(self) -> Feed[Batch]:
+        setup, address = self._setup, self._placement.find_pci_address()
         # While one maker is in the kernel, another prepares its batch and queues it there; a third may wait
         # for the GPU.
         makers = self._threads if setup.has_functions else 3 if setup.is_sent else 2
-        feed = self._resources.feed = Feed(
-            self._make, len(self._shares), prefetch=setup.prefetch, makers=max(2, makers), meter=self._meter,
-            on_stop=self._close, interrupt=self._interrupt,
-            on_take=None if controller is None else self._adapt,
+        return Feed(
+            self._make, prefetch=setup.prefetch, makers=max(2, makers), meter=self._meter,
+            on_rest=self._rest, interrupt=self._interrupt,
+            on_take=None if self._resources.controller is None else self._adapt,
             cores=None if address is None else find_near_cores(address, self._threads),
         )  # fmt: skip
+
+    def expects(self, epoch: Epoch) -> bool:
+        """Return whether the batches that were made ahead are those that this epoch would begin with."""
+        return (
+            len(self._spans) > 1
+            and self._spans[-1].epoch == epoch
+            and self._feed.can_go_on
+            and count_rank_cores(epoch.shares.world) == self._cores
+            and self._place().is_like(self._placement)
+        )
+
+    def begin(self, epoch: Epoch, coming: Epoch | None) -> Feed[Batch]:
+        """Begin an epoch that the run expects, or its first.
+
+        Args:
+            coming: the next epoch, whose first batches may be made ahead; None: none may.
+        """
+        resources, controller, first = self._resources, self._resources.controller, self._feed.steps
+        steps = len(epoch.shares)
+        ahead = 0 if coming is None else min(self._setup.prefetch, len(coming.shares))
+        self._spans = (_Span(first, epoch),)
+        if coming is not None and ahead:
+            self._spans += (_Span(first + steps, coming),)
+        resources.begin_epoch()
+        if isinstance(resources.pack, RemotePack):
+            self._fetch(resources.pack, first + steps + ahead)
         if controller is not None:
             controller.begin(
-                self._threads, feed.makers, setup.prefetch, self._measure,
-                None if self._gpu is None else self._resources.gpu_share, self._cores,
+                self._threads, self._feed.makers, self._setup.prefetch, self._measure,
+                None if self._gpu is None else resources.gpu_share, self._cores,
             )  # fmt: skip
             self._pool.set_limit(controller.threads)
-        feed.start()
-        return feed
+        self._feed.begin(steps, ahead)
+        return self._feed
+
+    def stop(self) -> None:
+        """End it for good."""
+        self._feed.stop()
+        del self._feed  # which has this run's methods, and would keep all its buffers with it
 
     def _make(self, step: int) -> Batch:
         with self._meter.stage("order"):
-            slots = self._shares.slots(step)
-            positions = self._find(slots)
+            epoch, slots, positions = self._find(step)
         with contextlib.ExitStack() as held:
             maker = self._assembler
-            if self._ahead is not None:
+            if self._fetches:
+                first, ahead = next(one for one in reversed(self._fetches) if one.first <= step)
                 with self._meter.stage("fetch"):
-                    maker = replace(maker, pack=held.enter_context(self._ahead.batch(step)))
+                    maker = replace(maker, pack=held.enter_context(ahead.batch(step - first)))
             held.enter_context(self._placement.guard())
             # Decoding there takes memory there, so that it waits before it begins.
             is_early = self._stored is not None or (self._gpu is not None and self._gpu.share > 0)
             if is_early:
                 self._wait(step)
-            batch = maker.make(self._epoch, positions, slots if self._setup.order.repeats else None)
+            batch = maker.make(epoch, positions, slots if self._setup.order.repeats else None)
             if not batch.samples:
                 return batch
             if not is_early:
@@ -157,9 +218,11 @@ class EpochRun:
             with self._meter.stage(self._placement.stage):
                 return self._placement.finish(batch, step)
 
-    def _find(self, slots: I64) -> I64:
-        """Return the positions in the pack of slots of the epoch."""
-        return self._setup.subset.positions(self._order.indices(slots))
+    def _find(self, step: int) -> tuple[int, I64, I64]:
+        """Return the epoch of a step, its slots there, and the positions of these in the pack."""
+        first, epoch = next(one for one in reversed(self._spans) if one.first <= step)
+        slots = epoch.shares.slots(step - first)
+        return epoch.number, slots, self._setup.subset.positions(epoch.order.indices(slots))
 
     def _wait(self, step: int) -> None:
         with self._meter.wait("makers for the device"):
@@ -184,20 +247,18 @@ class EpochRun:
         """Wake makers that wait for something else than the loop."""
         self._stopping.set()
         self._pool.cancel()
-        if self._ahead is not None:
-            self._ahead.stop()
+        for _, ahead in self._fetches:
+            ahead.stop()
 
-    def _close(self) -> None:
-        """Give the threads and buffers of this epoch back; all makers have ended."""
-        self._pool.close()
+    def _rest(self) -> None:
+        """Give threads and buffers back, until there is something to make again; all makers have ended."""
+        self._pool.rest()
         if self._gpu is not None:
             self._gpu.close()
 
-    def _look_ahead(self) -> Ahead | None:
-        """Begin to fetch the bytes of the coming batches; None: the pack is read where it is."""
-        setup, resources = self._setup, self._resources
-        if not isinstance(resources.pack, RemotePack):
-            return None
+    def _fetch(self, pack: RemotePack, end: int) -> None:
+        """Begin to fetch the bytes of the coming batches, up to the step `end`."""
+        setup, resources, first = self._setup, self._resources, self._fetched
         keepers = [one for one in (resources.tier, resources.cached) if one is not None]
 
         def is_kept(field: str, positions: I64) -> Flags:
@@ -205,13 +266,15 @@ class EpochRun:
             return kept
 
         ahead = Ahead(
-            resources.pack, len(self._shares), lambda step: self._find(self._shares.slots(step)),
+            pack, end - first, lambda step: self._find(first + step)[2],
             list(dict.fromkeys(w.field.name for w in setup.wanted if w.field is not None)),
-            follows_flow=setup.order.kind == orders.Staged.kind and self._epoch == 0,
+            follows_flow=setup.order.kind == orders.Staged.kind and self._spans[0].epoch.number == 0,
             is_kept=is_kept if keepers else None,
         )  # fmt: skip
+        # Of the one before, some batches may still be in the making.
+        self._fetches = (*self._fetches[-1:], _Fetch(first, ahead))
+        self._fetched = end
         ahead.start()
-        return ahead
 
     def _open_gpu(self) -> GpuDecoder | None:
         """Return the device's decoder; None: the CPU decodes."""
@@ -245,7 +308,6 @@ class EpochRun:
         if tier is None:
             tier = GpuTier(gpu.device, gpu.stream, cache.gpu, setup.stored_fields, len(resources.pack))
         resources.tier = tier
-        tier.begin_epoch()
         placement.beside["the cache"] = lambda: tier.memory_bytes
         return StoredPixels(tier, gpu, self._meter, decodes_there=setup.options.decode != "cpu")
 
@@ -293,7 +355,7 @@ class LoaderIterator(Iterator[Any]):
 
     def _set_up(self, feed: Feed[Batch], shares: Shares, cursor: Cursor) -> None:
         self._feed, self._shares, self._cursor = feed, shares, cursor
-        self._finalizer = weakref.finalize(self, feed.stop)
+        self._finalizer = weakref.finalize(self, feed.leave, feed.steps)
 
     def __len__(self) -> int:
         """Return how many batches are still to come."""
@@ -352,7 +414,7 @@ class LoaderIterator(Iterator[Any]):
         except BaseException as error:
             # Only words are kept: the error itself would hold this frame, and so this iterator, in a cycle.
             self._ended = f"it ended with {type(error).__name__}: {error}"
-            self._finalizer()
+            self._feed.stop()
             raise
         return batch
 

@@ -2,7 +2,8 @@
 """`Loader`: the public face. What it promises is in docs/loader.md; the modules beside this one keep it.
 
 A loader has a cursor (epoch, samples given). `iter()` begins at the cursor; each batch that is *given* moves
-it on, what is only prefetched does not. One iteration lives at a time: a new `iter()` ends the one before.
+it on, what is only prefetched, also of the next epoch, does not. One iteration lives at a time: a new
+`iter()` ends the one before.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from feedrate.loader import options as checks
 from feedrate.loader import order as orders
 from feedrate.loader.arguments import check_whole, takes
 from feedrate.loader.batch import Batch, Ring
-from feedrate.loader.iteration import BatchSampler, Cursor, EpochRun, LoaderIterator, Resources
+from feedrate.loader.iteration import BatchSampler, Cursor, LoaderIterator, Resources, Run
 from feedrate.loader.options import Options, Wanted
 from feedrate.loader.packs import open_pack
 from feedrate.loader.pipeline import Feed
 from feedrate.loader.ranks import Rank, Shares
 from feedrate.loader.results import LoaderStats
-from feedrate.loader.setup import Setup
+from feedrate.loader.setup import Epoch, Setup
 from feedrate.loader.threads import ShareController, ThreadController
 from feedrate.remote.pack import RemotePack
 
@@ -62,7 +63,8 @@ class Loader:
             epochs decode less.
         threads: for reading and decoding; None: as many as the loop gains from, at most the cores that this
             process may use, divided among the ranks of its node; `stats().threads` tells.
-        prefetch: how many batches to make ahead; None: enough to keep the threads busy.
+        prefetch: how many batches to make ahead, at an epoch's end of the next; None: enough to keep the
+            threads busy.
         on_bad_sample: "raise", "skip" (the batch is then smaller), or a function that is told and then skips.
             Storage that cannot be read raises in any case, and so does more than a tenth of an epoch.
         output: "torch" or "numpy"; None: torch where it is installed.
@@ -134,8 +136,10 @@ class Loader:
         Frameworks compare it with the batches they have counted, those of before a resume included. What is
         still to come is `len(iter(loader))`.
         """
-        setup = self._setup
-        return len(setup.share_out(setup.order.at(self._upcoming().epoch), 0, self.ranks.use()))
+        return len(self._plan(Cursor(self._upcoming().epoch)).shares)
+
+    def _plan(self, cursor: Cursor) -> Epoch:
+        return self._setup.plan_epoch(cursor.epoch, cursor.samples, self.ranks.use())
 
     def _upcoming(self) -> Cursor:
         if self._cursor.is_used:
@@ -155,14 +159,19 @@ class Loader:
     def _begin(self) -> tuple[Feed[Batch], Shares, Cursor]:
         setup, resources = self._setup, self._resources
         self._cursor = cursor = self._upcoming()
-        order = setup.order.at(cursor.epoch)
-        shares = setup.share_out(order, cursor.samples, self.ranks.use())
+        epoch = self._plan(cursor)
         if not cursor.samples and len(setup.subset):
-            shares.check_not_empty(cursor.epoch)
-        if resources.cached is not None:
-            resources.cached.begin_epoch()
-        feed = EpochRun(setup, resources, order, shares, cursor.epoch).start()
-        return feed, shares, cursor
+            epoch.shares.check_not_empty(cursor.epoch)
+        run = resources.run
+        if run is None or not run.expects(epoch):
+            resources.stop()
+            run = resources.run = Run(setup, resources, epoch.shares.world)
+        # A cache, or a copy on scratch, is to be full before an epoch is made of it.
+        fills = setup.options.cache is not None or setup.options.scratch is not None
+        is_filling = fills and not resources.has_begun
+        looks_ahead = setup.looks_ahead and not is_filling
+        feed = run.begin(epoch, self._plan(Cursor(cursor.epoch + 1)) if looks_ahead else None)
+        return feed, epoch.shares, cursor
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next `iter()` give epoch `epoch` from its beginning.
@@ -271,7 +280,7 @@ class Loader:
         return replace(stats, samples=max(samples, stats.samples), tiers=tiers, misses=misses)
 
     def close(self) -> None:
-        """End a living iteration and close the files; batches stay valid. May be called twice."""
+        """End a living iteration, drop what was made ahead, close the files; batches stay valid."""
         self._closed = True
         self._finalizer()
 
@@ -292,15 +301,12 @@ class Loader:
     def _adopt(self) -> None:
         """In a forked child, begin anew and share nothing: threads are gone, and may have held locks."""
         if os.getpid() != self._resources.process and not self._closed:
-            self._finalizer.detach()
+            self._finalizer()
             if self._setup.finish is not None:
                 self._setup.finish = self._setup.finish.renew()
             self._acquire(self._resources.pack.reopen(), owns_pack=True)
 
     def _end_live(self) -> None:
-        if self._resources.feed is not None:
-            self._resources.feed.stop()
-            self._resources.feed = None
         live = self._live() if self._live is not None else None
         if live is not None:
             live.end("a newer iteration of this loader has begun, and this one is over")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from feedrate.errors import UsageError
 from feedrate.format.fields import Coding, Kind
@@ -20,6 +21,15 @@ from feedrate.loader.values import choose_output
 from feedrate.machine.cpu import count_rank_cores
 
 log = logging.getLogger("feedrate")
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One rank's part of an epoch, or of the rest of it; with the setup, its batches follow from it."""
+
+    number: int
+    shares: Shares
+    order: orders.EpochOrder = field(compare=False)
 
 
 class Setup:
@@ -69,7 +79,7 @@ class Setup:
         makers = self.threads if options.transform else 4 if self.is_sent else 1
         self.prefetch = options.prefetch or choose_prefetch(pixels * wide * options.batch_size, makers)
         if len(self.subset):  # a pack without samples gives none, which is no mistake of its user
-            self.share_out(self.order.at(0), 0, rank).check_not_empty(0)
+            self.plan_epoch(0, 0, rank).shares.check_not_empty(0)
 
     def _explain_cpu(self) -> str | None:
         """Return why the CPU decodes whatever happens; None: the GPU may."""
@@ -134,7 +144,18 @@ class Setup:
         """Whether a transform or a collate decides what a batch is."""
         return self.options.transform is not None or self.options.collate is not None
 
-    def share_out(self, order: orders.EpochOrder, start: int, rank: Rank) -> Shares:
-        """Return the batches of one rank, from slot `start` of an epoch on."""
-        options = self.options
-        return Shares(order.length, options.batch_size, *rank, options.drop_last, options.pad, start)
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether an epoch's first batches may be made before it is begun.
+
+        Not where a function of the user's takes part: what it does may change between epochs, and it must not
+        be asked for what is never given.
+        """
+        has_functions = self.has_functions or (self.finish is not None and self.finish.has_functions)
+        return not has_functions and not callable(self.options.order)
+
+    def plan_epoch(self, number: int, start: int, rank: Rank) -> Epoch:
+        """Return the part of one rank, from slot `start` of an epoch on."""
+        options, order = self.options, self.order.at(number)
+        shares = Shares(order.length, options.batch_size, *rank, options.drop_last, options.pad, start)
+        return Epoch(number, shares, order)

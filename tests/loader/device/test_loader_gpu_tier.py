@@ -138,7 +138,9 @@ def test_whatever_is_asked_for_the_batches_are_those_without_a_cache(
 
 
 def test_hits_read_no_image_decode_nothing_and_wait_for_nothing(gpu: FakeGpu, mixed: Path) -> None:
-    with Loader(mixed, device="cuda", decode="gpu", cache=Cache(gpu="1GB"), **OPTIONS) as loader:
+    # So many are prefetched that the loop is never too far ahead of its GPU.
+    options = {"device": "cuda", "decode": "gpu", "cache": Cache(gpu="1GB"), "prefetch": 12}
+    with Loader(mixed, **options, **OPTIONS) as loader:
         list(loader)
         before, gpu.launches, gpu.waits = loader.stats(), [], 0
         list(loader)

@@ -74,6 +74,11 @@ class Finish:
     noise: Noise
     calls: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def has_functions(self) -> bool:
+        """Whether functions of the user's are called."""
+        return any(not isinstance(op, OURS) for op in self.operations)
+
     def renew(self) -> Finish:
         """Return the same for a forked child: its locks may be held by threads that are not there."""
         return replace(self, noise=Noise(self.seed), calls=threading.Lock())

@@ -200,7 +200,7 @@ class GpuDecoder:
         self.share = 0.0 if self.is_off else share
 
     def close(self) -> None:
-        """Give the memory of the buffers back; nothing is decoded any more."""
+        """Give the memory of the buffers back, until something is decoded again."""
         with self._lock:
             self._buffers.clear()
         self._plans.clear()

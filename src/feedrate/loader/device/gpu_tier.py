@@ -51,7 +51,7 @@ from feedrate.loader.device import transfer
 from feedrate.loader.device.gpu_decode import UNSURE_BIT, GpuDecoder, PackRequest, put_samples
 from feedrate.loader.geometry import Geometry, Tally
 from feedrate.loader.image import whole
-from feedrate.loader.pipeline import Meter
+from feedrate.loader.pipeline import Meter, when_taken
 from feedrate.units import format_bytes
 
 CHUNK_BYTES = 512 << 20
@@ -119,9 +119,17 @@ class GpuTier:
             self._hits = self._made = self._others = 0
 
     def count(self, *, hits: int, made: int, others: int) -> None:
-        """Add samples of this epoch: that were here, that came here, and that came another way."""
-        with self._lock:
-            self._hits, self._made, self._others = self._hits + hits, self._made + made, self._others + others
+        """Add samples of a batch: that were here, that came here, and that came another way."""
+
+        def add() -> None:
+            with self._lock:
+                self._hits, self._made, self._others = (
+                    self._hits + hits,
+                    self._made + made,
+                    self._others + others,
+                )
+
+        when_taken(add)
 
     def takes(self, field: str) -> bool:
         return field in self._tables

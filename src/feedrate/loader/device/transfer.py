@@ -87,6 +87,10 @@ class Placement:
     def __init__(self, device: Any = None, finish: Finish | None = None, *, is_plain: bool = True) -> None:
         self.device, self._finish, self._is_plain = device, finish, is_plain
 
+    def is_like(self, other: Placement) -> bool:
+        """Return whether the batches of both go to the same place, in the same way."""
+        return type(self) is type(other) and self.device == other.device
+
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Return what a thread that makes a batch has to do it in."""
         return contextlib.nullcontext()
