@@ -75,7 +75,7 @@ def test_auto_gives_97_percent_of_the_better_of_cpu_and_gpu(
         job = in_circumstances(circumstances, replace(LOOPS[loop], cores=cores), seed)
         when = {
             "after": 4.5 if "first" in circumstances else 3.0,
-            "seconds": 30 if "job" in circumstances else 10,
+            "seconds": 20 if "job" in circumstances else 10,
         }
         found.append(rate(job, None, seed, **when) / max(rate(job, share, seed, **when) for share in (0, 1)))
     assert median(found) >= 0.97
