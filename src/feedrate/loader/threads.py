@@ -407,7 +407,7 @@ class ShareController:
         there = self._seen.get(PARTS)
         is_new = best == next(reversed(self._seen))
         # So much more than just before, with all on the GPU: the loop itself may have become faster.
-        if there is None or (is_new and fastest > (1 + 2 * CLEAR) * there.rate):
+        if there is None or (is_new and fastest > (1 + CLEAR) * there.rate):
             self._seen.pop(PARTS, None)
             return PARTS
         # Where less was no help to a loop that waits, it had all the cores that there are.
