@@ -184,8 +184,7 @@ def test_a_share_that_changes_all_the_time_gives_the_same_batches(
 
     # Another share after every window, whatever this machine gains from.
     monkeypatch.setattr(threads.ShareController, "note", note)
-    monkeypatch.setattr(threads, "WINDOW_S", 0.0)
-    monkeypatch.setattr(threads, "WINDOW_BATCHES", 2)
+    monkeypatch.setattr(threads, "SHARE_WINDOW_S", 0.0)
     there, here = make(pack, "auto"), make(pack, "cpu")
     shares = set()
     for _ in range(15):

@@ -19,33 +19,33 @@ itself, because another job came or went, all that is forgotten.
 
     STEADY --two windows without waiting, or one supply-bound--> TRIAL --at most two windows--> STEADY
 
-Where the GPU may decode a part of each batch, `ShareController` decides by the same windows how much: one of
-the two changes at a time, and there are all threads while the GPU decodes anything.
+Where the GPU may decode a part of each batch, `ShareController` searches how much, by shorter windows. Two
+sides make a batch, and the slower one gives the rate:
 
 ```
-the loop, for a batch    more on the GPU, as soon as there are no more threads to add: as much as the time
-                         that the loop waited says
-not the loop, or for     less, on trial: decoding on the GPU takes time from the training there; so where
-a GPU that is busy       the loop waits and more was no help
+cores    the CPU time of a batch, less with every part on the GPU, by the cores that there are for it
+loop     its own time for a batch, more with every part: decoding on the GPU takes time from the training
 ```
 
-Less is tried only where the cores could make up for it, by the CPU time that batches took with other shares:
-with few cores such a trial would cost more than it could ever give.
+A search tries all on the GPU, then what the lines between the shares that it has seen promise, and keeps the
+least share that gave the most. What was measured counts, not what was expected: Python's lock, for one, is a
+third side. The first search begins when the loop waits and there are no more threads to add; the next ones
+after pauses, each thrice as long as the one before. There are all threads while the GPU decodes anything.
+Pixels are the same whichever way a sample goes, so that the share may change with every batch.
 
-Like a number of threads, another share is kept where the rate is no worse, else left again, and not tried for
-a while. Pixels are the same whichever way a sample goes, so that the share may change with every batch.
-
-    STEADY --a window that the loop waited in, or two that it did not--> TRIAL --at most two windows--> STEADY
+    STEADY --the loop waits, or the GPU decodes; the pause is over--> SEARCH --at most four shares--> STEADY
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-WINDOW_S = 2.0
+import numpy as np
+
+WINDOW_S, SHARE_WINDOW_S = 2.0, 0.4
 WINDOW_BATCHES = 8
 FIRST_DELAY_S, LONGEST_DELAY_S = 16.0, 256.0  # before a number that would not do is tried again
 SAME = 0.01  # rates, and shares of time, that differ by less are the same
@@ -80,6 +80,33 @@ class Window(NamedTuple):
     @property
     def is_supply_bound(self) -> bool:
         return not self.is_waited_for and self.held_back < 0.1
+
+
+class _Sums:
+    """Adds up what passed from batch to batch, until it is a window."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self.clear()
+
+    def clear(self) -> None:
+        self._sums, self._batches = [0.0] * 5, 0
+
+    def is_pause(self, own_s: float) -> bool:
+        """Return whether a loop that took so long from batch to batch did something else."""
+        return self._batches > 0 and own_s > max(PAUSE_S, PAUSE_STEPS * self._sums[0] / self._batches)
+
+    def add(self, passed: Sequence[float], makers: int) -> Window | None:
+        """Count a batch; return the window that is over with it."""
+        self._sums = [so_far + more for so_far, more in zip(self._sums, passed, strict=True)]
+        self._batches += 1
+        seconds, waited_s, held_back_s, cpu_s, process_s = self._sums
+        if seconds < self._window_s or seconds * self._batches < self._window_s * WINDOW_BATCHES:
+            return None
+        shares = (waited_s / seconds, held_back_s / (makers * seconds), cpu_s / seconds)
+        window = Window(self._batches / seconds, *shares, max(0.0, process_s - cpu_s) / seconds)
+        self.clear()
+        return window
 
 
 class Trial(NamedTuple):
@@ -134,11 +161,12 @@ class ThreadController:
         self._gpu_share: ShareController | None = None
         self._trial: Trial | None = None
         self._windows: list[Window] = []  # the last two of this number of threads
+        self._share_windows: list[Window] = []  # the last two, short ones, of this share as well
         self._usual_rate: float | None = None  # of this number, while nothing changes
         self._unusual = 0  # windows in a row that had another
         self._last: tuple[float, ...] | None = None
-        self._settling = 0
-        self._sums, self._batches = [0.0] * 5, 0  # of a window: seconds, and the sums of `measure`
+        self._settling: int | None = None  # so many batches more; None: nothing was loaded yet
+        self._sums, self._share_sums = _Sums(WINDOW_S), _Sums(SHARE_WINDOW_S)
         self._bounds = _Bounds(clock)
 
     def begin(
@@ -162,6 +190,8 @@ class ThreadController:
             self._forget()
         self._cores, self._makers, self._prefetch, self._measure = cores, makers, prefetch, measure
         self._last = None  # the time between iterations is nobody's
+        if self._settling is None:
+            self._settling = prefetch
         if self.threads > cores:
             self._move(cores)
 
@@ -174,33 +204,34 @@ class ThreadController:
             self._settling -= 1
             return
         passed = [now - then for now, then in zip(self._last, last, strict=True)]
-        own_s = passed[0] - passed[1]
-        if self._batches and own_s > max(PAUSE_S, PAUSE_STEPS * self._sums[0] / self._batches):
+        if self._sums.is_pause(passed[0] - passed[1]) or self._note_share(passed):
             return
-        self._sums = [so_far + more for so_far, more in zip(self._sums, passed, strict=True)]
-        self._batches += 1
-        seconds, waited_s, held_back_s, cpu_s, process_s = self._sums
-        if seconds < WINDOW_S or self._batches < WINDOW_BATCHES:
+        window = self._sums.add(passed, self._makers)
+        if window is None:
             return
-        shares = (waited_s / seconds, held_back_s / (self._makers * seconds), cpu_s / seconds)
-        others = max(0.0, process_s - cpu_s) / seconds
-        self._windows = [*self._windows[-1:], Window(self._batches / seconds, *shares, others)]
-        self._begin_window()
-        trial, gpu_share = self._trial, self._gpu_share
-        if trial is not None:
-            self._judge(trial)
-        elif gpu_share is not None and gpu_share.note(
-            self._windows,
+        self._windows = [*self._windows[-1:], window]
+        if self._trial is not None:
+            self._judge(self._trial)
+        elif self._gpu_share is None or not self._gpu_share.is_trying:
+            self._try_another()
+
+    def _note_share(self, passed: Sequence[float]) -> bool:
+        """Count a batch for the GPU's share; return whether that changed."""
+        window = self._share_sums.add(passed, self._makers)
+        if self._gpu_share is None or self._trial is not None or window is None:
+            return False
+        self._share_windows = [*self._share_windows[-1:], window]
+        if not self._gpu_share.note(
+            self._share_windows,
             has_all_threads=self._choose_more() <= self.threads,
             threads=self._cores,
             cores=self._usable_cores,
         ):
-            self._settle()
-        elif gpu_share is None or not gpu_share.is_trying:
-            self._try_another()
-
-    def _begin_window(self) -> None:
-        self._sums, self._batches = [0.0] * 5, 0
+            return False
+        self._settle()
+        # Until a loop that runs ahead of its GPU is as far ahead as it may be, its rate says nothing.
+        self._settling = 2 * self._prefetch + 2
+        return True
 
     def _try_another(self) -> None:
         window = self._windows[-1]
@@ -267,7 +298,7 @@ class ThreadController:
 
     def _forget(self) -> None:
         if self._gpu_share is not None:
-            self._gpu_share.bounds.forget()
+            self._gpu_share.forget()
         self._bounds.forget()
 
     def _move(self, number: int) -> None:
@@ -277,9 +308,10 @@ class ThreadController:
 
     def _settle(self) -> None:
         """Something changed, and the batches that are made already say nothing about it."""
-        self._windows, self._usual_rate, self._unusual = [], None, 0
+        self._windows, self._share_windows, self._usual_rate, self._unusual = [], [], None, 0
         self._settling = self._prefetch
-        self._begin_window()
+        for sums in (self._sums, self._share_sums):
+            sums.clear()
 
 
 def mean_window(windows: list[Window]) -> Window:
@@ -288,26 +320,23 @@ def mean_window(windows: list[Window]) -> Window:
 
 
 PARTS = 8  # the share is so many eighths
-# A sample on the GPU saves so much of its CPU time: it is still read, checked and planned. Only how far the
-# first step goes depends on it.
-SAVED = 0.8
+UNCLEAR = 0.05  # of rates that differ by less, one window says too little
+# A sample on the GPU saves so much of its CPU time: it is still read, checked and planned. And so much of a
+# loop's time might be won by leaving the GPU to it. Both only until another share was seen.
+SAVED, HOPED = 0.8, 0.1
+FIRST_PAUSE_S = 6.0  # after a search, until the next; thrice as long every time
+MOST_TRIED = 4  # shares in a search
 
 
 class ShareController:
-    """Holds the share, and changes it; belongs to the thread that takes the batches.
-
-    Attributes:
-        changes: how often it changed.
-        bounds: shares that would not do, in parts.
-    """
+    """Holds the share, and changes it; belongs to the thread that takes the batches."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.changes, self.bounds = 0, _Bounds(clock)
-        self._most_cpu_s = math.inf
-        self._parts, self._most = 0, PARTS
-        self._trial: Trial | None = None
-        self._is_rising = False  # more was just tried, and gave clearly more
-        self._cpu_s: dict[int, float] = {}  # of a batch, when it was last seen with so many parts on the GPU
+        self._clock, self._parts, self._is_off = clock, 0, False
+        self._seen: dict[int, Window] = {}  # in this search, or the last one, by parts on the GPU
+        self._cpu_s: dict[int, float] = {}  # of a batch, as it was last seen
+        self._untried = 0  # what is left of a search; 0: there is none
+        self.forget()
 
     @property
     def share(self) -> float:
@@ -316,12 +345,15 @@ class ShareController:
 
     @property
     def is_trying(self) -> bool:
-        return self._trial is not None
+        return self._untried > 0
+
+    def forget(self) -> None:
+        """The loop or the machine changed: search again."""
+        self._pause_s, self._retry_at = FIRST_PAUSE_S, -math.inf
 
     def switch_off(self) -> None:
         """The GPU has no room for it: nothing is decoded there any more."""
-        self._parts = self._most = 0
-        self._trial = None
+        self._parts, self._untried, self._is_off = 0, 0, True
 
     def note(self, windows: list[Window], *, has_all_threads: bool, threads: int, cores: int) -> bool:
         """Judge the last windows of this share, two at the most; return whether it changed.
@@ -331,82 +363,73 @@ class ShareController:
             threads: how many may decode.
             cores: how many there are, for decoding and for the loop.
         """
-        window = windows[-1]
-        self._cpu_s[self._parts] = window.needed / window.rate
-        self._most_cpu_s = max(0.0, min(threads, cores - window.others)) / window.rate
-        if self._trial is not None and not self._judge(self._trial, windows):
-            return not self.is_trying
-        return self._try_another(windows, has_all_threads=has_all_threads)
-
-    def _try_another(self, windows: list[Window], *, has_all_threads: bool) -> bool:
-        window, parts = windows[-1], self._parts
-        self.bounds.relax(parts)
-        # A loop that still waits after a step that helped gets the next one, though the GPU may be late too.
-        if window.is_supply_bound or (self._is_rising and not window.is_waited_for):
-            parts = self._choose_more(window) if has_all_threads else parts
-            if parts == self._parts and has_all_threads and len(windows) == 2:
-                # More is not to be had, and a GPU that is busy may be late with what it decodes.
-                parts = self._choose_less()
-        elif len(windows) == 2 and not any(one.is_supply_bound for one in windows):
-            parts = self._choose_less()
-        if parts == self._parts:
+        seen = mean_window(windows)
+        if not self._untried:
+            is_sure = len(windows) == 2 or seen.waited > CLEAR
+            if not (is_sure and has_all_threads and self._is_due(seen)):
+                return False
+            self._seen, self._untried = {}, MOST_TRIED + 1
+        elif len(windows) < 2 and abs(seen.rate / self._seen[self._best].rate - 1) < UNCLEAR:
             return False
-        self._trial = Trial(self._parts, mean_window(windows))
-        self._move(parts)
-        return True
+        self._seen[self._parts], self._cpu_s[self._parts] = seen, seen.needed / seen.rate
+        return self._go_on(min(threads, cores - seen.others))
 
-    def _choose_more(self, window: Window) -> int:
-        # So much of the CPU's time for a batch must go, that the loop need not wait.
-        cost = (1 - SAVED * self.share) * (1 - window.waited)
-        parts = max(self._parts + 1, math.ceil(PARTS * (1 - cost) / SAVED))
-        if self.bounds.high <= PARTS:
-            parts = min(parts, (self._parts + self.bounds.high) // 2)
-        return min(parts, self._most)
-
-    def _choose_less(self) -> int:
-        if not self._parts:
-            return 0
-        parts = max(self._parts - max(1, self._parts // 4), (self.bounds.low + self._parts) // 2)
-        is_possible = parts > self.bounds.low and self._estimate_cpu_s(parts) <= self._most_cpu_s
-        return parts if is_possible else self._parts
-
-    def _estimate_cpu_s(self, parts: int) -> float:
-        """Return the CPU time of a batch with another share, as two that were seen say; 0: only one was."""
-        least, most = min(self._cpu_s), max(self._cpu_s)
-        if least == most:
-            return 0.0
-        slope = (self._cpu_s[most] - self._cpu_s[least]) / (most - least)
-        return self._cpu_s[least] + slope * (parts - least)
-
-    def _judge(self, trial: Trial, windows: list[Window]) -> bool:
-        """Keep the share that is tried, or go back; return whether it is kept."""
-        seen, before = mean_window(windows), trial.before
-        gain = seen.rate / before.rate - 1
-        if len(windows) < 2 and abs(gain) < CLEAR:
+    def _is_due(self, seen: Window) -> bool:
+        if self._is_off or not (self._parts or seen.is_supply_bound):
             return False
-        self._trial = None
-        is_more = self._parts > trial.origin
-        if is_more:
-            keeps = gain > SAME or (gain > -SAME and seen.waited < before.waited - SAME)
-        elif seen.is_supply_bound:
-            keeps = gain > SAME
-        else:
-            # A loop that runs ahead of a GPU waits in any case: there the rate alone shows the loss.
-            is_as_idle = seen.is_waited_for and seen.waited <= before.waited + SAME
-            keeps = gain > -SAME or is_as_idle
-        self._is_rising = is_more and keeps and gain > CLEAR
-        if is_more and keeps:
-            self.bounds.rule_out(low=trial.origin)
-        elif is_more:
-            self.bounds.rule_out(high=self._parts)
-        elif not keeps:
-            self.bounds.rule_out(low=self._parts)
-        elif seen.is_supply_bound:
-            self.bounds.high = trial.origin
-        if not keeps:
-            self._move(trial.origin)
-        return keeps
+        found = self._seen.get(self._parts, seen)
+        # A loop that did not wait with this share does now: it became faster, or another job takes cores.
+        if seen.is_supply_bound and seen.waited > found.waited + CLEAR and self._parts < PARTS:
+            self.forget()
+        return self._clock() >= self._retry_at
 
-    def _move(self, parts: int) -> None:
-        self._parts = parts
-        self.changes += 1
+    def _go_on(self, cores: float) -> bool:
+        """Try the next share, or keep the best; return whether it changed."""
+        parts = self._choose(cores) if self._untried > 1 else self._best
+        self._untried -= 1
+        if parts in self._seen:
+            self._untried = 0
+            self._retry_at = self._clock() + self._pause_s
+            self._pause_s = min(3 * self._pause_s, LONGEST_DELAY_S)
+        before, self._parts = self._parts, parts
+        return parts != before
+
+    @property
+    def _best(self) -> int:
+        """The least share that gave as much as any."""
+        most = max(one.rate for one in self._seen.values())
+        return min(parts for parts, one in self._seen.items() if one.rate >= (1 - SAME) * most)
+
+    def _choose(self, cores: float) -> int:
+        """Return what to try next, else the best; first all on the GPU, so that both ends are known."""
+        best = self._best
+        fastest = self._seen[best].rate
+        there = self._seen.get(PARTS)
+        is_new = best == next(reversed(self._seen))
+        # So much more than just before, with all on the GPU: the loop itself may have become faster.
+        if there is None or (is_new and fastest > (1 + CLEAR) * there.rate):
+            self._seen.pop(PARTS, None)
+            return PARTS
+        # Where less was no help to a loop that waits, it had all the cores that there are.
+        limits = [one.needed for parts, one in self._seen.items() if parts < best and one.is_supply_bound]
+        cores = max(0.1, min([cores, *limits]))  # a window may be too short for any to be counted
+        expected = {parts: self._expect(parts, cores) for parts in range(PARTS) if parts not in self._seen}
+        parts = min(expected, key=lambda parts: expected[parts], default=best)
+        return parts if parts != best and expected[parts] * fastest < 1 - 2 * SAME else best
+
+    def _expect(self, parts: int, cores: float) -> float:
+        """Return the seconds of a batch with another share, by the slower side: the cores, or the loop."""
+        # A GPU with more to decode that gave less was late with it, whoever waited.
+        own = {
+            at: (1 - one.waited * (one.is_supply_bound and at <= self._best)) / one.rate
+            for at, one in self._seen.items()
+        }
+        least, first = min(self._cpu_s), min(own)
+        cpu_s = _draw(parts, self._cpu_s, self._cpu_s[least] / (1 - SAVED * least / PARTS))
+        return max(cpu_s / cores, _draw(parts, own, own[first] * (1 - HOPED * first / PARTS)))
+
+
+def _draw(parts: int, seen: dict[int, float], at_none: float) -> float:
+    """Return a value on the line through those that were seen; it begins `at_none`, if that was not seen."""
+    known = {0: at_none} | seen
+    return float(np.interp(parts, sorted(known), [known[at] for at in sorted(known)]))
