@@ -144,13 +144,15 @@ int64_t GpuSizes::memory(int height, int width) const {
 }
 
 // Sets what belongs to one crop alone: its place and its resize.
-void GpuPlan::place(const GpuRequest& r, int64_t i) {
+void GpuPlan::place(const GpuRequest& r, int64_t i, size_t leader) {
+    const auto sample_of = [&](size_t crop) { return r.samples ? r.samples[crop] : static_cast<int>(crop); };
     Sample& s = samples_[i];
     GpuImage& image = s.image;
     const Box box = box_of(r, i);
     const auto filter = static_cast<Filter>(r.filters[i]);
     const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, order_of(r.before_13)};
-    image.sample = static_cast<int>(i);
+    s.leader = leader;
+    image.sample = sample_of(static_cast<size_t>(i)), image.leader = sample_of(leader);
     image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
     image.flip = target.flip, image.filter = r.filters[i],
     image.down_first = is_down_first(image.width, image.height, target);
@@ -166,12 +168,12 @@ void GpuPlan::place(const GpuRequest& r, int64_t i) {
 }
 
 // False when there are no entry points, or something cannot be read, or is not what it was.
-bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Bytes& entries) {
-    if (!r.disk) {
-        image = {r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
-        entries = {r.entries + r.entry_starts[number],
-                   static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
-        return entries.size != 0;
+bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Found& found) {
+    if (r.inputs) {
+        Input& input = r.inputs[number];
+        if (!input.load_for_gpu(r.bytes_per_entry)) return false;
+        found = {input.file, input.entries, input.crc};
+        return found.entries.size != 0;
     }
     const auto read = [&](const Ranges& ranges, Buffer& to, Bytes& bytes) {
         const int64_t length = ranges.length[number];
@@ -180,38 +182,54 @@ bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Byte
         return is_read;
     };
     thread_local Buffer points;
-    if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
-    return read(r.images, read_[number], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
+    if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, found.entries)) return false;
+    found.crc = r.images.crc[number];
+    return read(r.images, read_[number], found.image) && crc32c(found.image.data, found.image.size, 0) == found.crc;
 }
 
-void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
-    Bytes file, packed;
-    if (!find_bytes(r, number, file, packed)) return;
+// Looks at the crops of one file.
+void GpuPlan::look_at(const GpuRequest& r, const int64_t* crops, int64_t count) {
+    Found found;
+    if (!find_bytes(r, r.file_of[*crops], found)) return;
+    const Bytes file = found.image;
     Header header;
     thread_local Entries kept;
     Entries& entries = kept;
-    if (!check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
-    if (!is_possible(header) || !entries.open(packed, header).ok()) return;
-    const int64_t* first =
-        std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
-    if (first == crops + count) return;
+    if (!check_entries(found.entries, found.crc).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
+    if (!is_possible(header) || !entries.open(found.entries, header).ok()) return;
+    const Box all{0, 0, header.width, header.height};
+    if (r.most_pixels >= all.pixels())
+        for (int64_t n = 0; n < count; ++n) std::memcpy(r.boxes + 4 * crops[n], &all, sizeof(all));
+    const int64_t* const end = crops + count;
+    const auto fits = [&](int64_t i) { return is_inside(box_of(r, i), header); };
+    const int64_t* const first = std::find_if(crops, end, fits);
+    if (first == end) return;
     Box window = box_of(r, *first);
-    for (const int64_t* other = first + 1; other < crops + count; ++other) {
+    for (const int64_t* other = first + 1; other < end; ++other) {
         const Box box = box_of(r, *other);
         if (!is_inside(box, header)) continue;
         window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
         window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
     }
     Sample& s = samples_[*first];
-    GpuImage& image = s.image;
-    image = GpuImage();
-    if (!copy_codes(header, image)) return;
+    if (!s.open(file, header, window) || !s.find_runs(file, header, entries, window)) return;
+    const auto leader = static_cast<size_t>(*first);
+    place(r, *first, leader);
+    for (const int64_t* other = first + 1; other < end; ++other)
+        if (fits(*other)) {
+            samples_[*other].share(s);
+            place(r, *other, leader);
+        }
+}
 
-    image.leader = static_cast<int>(*first);
+// Sets what is the file's and the window's, but for the runs. False: it is of an unusual kind.
+bool GpuPlan::Sample::open(Bytes file, const Header& header, const Box& window) {
+    image = GpuImage();
+    if (!copy_codes(header, image)) return false;
     image.components = header.component_count;
     image.half_width = header.half_width, image.half_height = header.half_height;
     const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
-    int64_t blocks = 0, per_mcu = 0;
+    blocks = 0;
     for (int n = 0; n < header.component_count; ++n) {
         const Component& from = header.component[n];
         GpuComponent& c = image.component[n];
@@ -221,21 +239,24 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
         c.first_block = static_cast<int>(blocks);
         c.plane = static_cast<int>(blocks * 64);
         c.left = columns.begin * 8 * c.h, c.top = rows.begin * 8 * c.v;
-        per_mcu += c.h * c.v;
+        image.blocks_per_mcu += c.h * c.v;
         blocks += static_cast<int64_t>(c.wide) * (rows.end - rows.begin) * c.v;
-        if (blocks * 64 > INT32_MAX) return;
+        if (blocks * 64 > INT32_MAX) return false;
     }
-    image.blocks = static_cast<int>(blocks), image.blocks_per_mcu = static_cast<int>(per_mcu);
-    s.blocks = blocks;
-    s.samples = blocks * 64;
+    image.blocks = static_cast<int>(blocks);
+    samples = blocks * 64;
+    scan = file.data + header.scan_begin;
+    scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
+    restart_interval = header.restart_interval, mcus_per_row = header.mcus_per_row;
+    first_row = rows.begin, first_column = columns.begin;
+    return true;
+}
 
-    s.file = static_cast<size_t>(number);
-    s.scan = (r.disk ? 0 : r.starts[number]) + static_cast<int64_t>(header.scan_begin);
-    s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
-    s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
-    s.first_row = rows.begin, s.first_column = columns.begin;
-    s.runs.clear();
-    s.items = 0, s.bytes = 4 * (rows.end - rows.begin);  // of padding
+// Sets the runs under a window, and the room for them. False: no block has such predictors.
+bool GpuPlan::Sample::find_runs(Bytes file, const Header& header, const Entries& entries, const Box& window) {
+    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
+    runs.clear();
+    items = 0, bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
     for (int row = rows.begin; row < rows.end; ++row)
         for (int column = columns.begin / step * step; column < columns.end; column += step) {
@@ -249,81 +270,92 @@ void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops,
             item.word = entry.bit;
             item.end = static_cast<unsigned>(kNoEnd);
             bool fits = copy_predictors(entry, header, item.predictor);
-            int64_t bytes;
+            int64_t between;
             if (at + 1 < entries.count()) {
                 const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
                 fits = copy_predictors(next, header, item.end_predictor) && fits;
-                bytes = next.bit / 8 - entry.bit / 8;
+                between = next.bit / 8 - entry.bit / 8;
             } else {
-                const uint8_t* from = file.data + header.scan_begin + entry.bit / 8;
-                bytes = find_marker(from, file.data + header.scan_end, false) - from;
-                s.scan_bytes = entry.bit / 8 + bytes;
+                const uint8_t* from = scan + entry.bit / 8;
+                between = find_marker(from, file.data + header.scan_end, false) - from;
+                scan_bytes = entry.bit / 8 + between;
             }
-            if (!fits) return;
+            if (!fits) return false;
             int64_t parts = 1;
-            if (const int every = s.restart_interval) {
+            if (const int every = restart_interval) {
                 const int64_t first = static_cast<int64_t>(row) * header.mcus_per_row + column;
                 parts += (first + item.count - 1) / every - first / every;
             }
-            s.items += parts;
-            s.bytes += bytes;
-            s.runs.push_back(item);
+            items += parts;
+            bytes += between;
+            runs.push_back(item);
         }
-    place(r, *first);
-    for (const int64_t* other = first + 1; other < crops + count; ++other) {
-        if (!is_inside(box_of(r, *other), header)) continue;
-        Sample& sharing = samples_[*other];
-        sharing.image = image;
-        sharing.image.blocks = 0;
-        sharing.items = sharing.bytes = sharing.blocks = sharing.samples = 0;
-        sharing.runs.clear();
-        place(r, *other);
-    }
+    return true;
+}
+
+// Takes the blocks of another crop of the file, whose window holds this one.
+void GpuPlan::Sample::share(const Sample& other) {
+    image = other.image;
+    image.blocks = 0;
+    items = bytes = blocks = samples = 0;
+    runs.clear();
 }
 
 void GpuPlan::sort_by_file(const GpuRequest& r) {
-    first_crop_.assign(static_cast<size_t>(r.files) + 1, 0);
-    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[r.file_of[i] + 1];
-    std::partial_sum(first_crop_.begin(), first_crop_.end(), first_crop_.begin());
-    crops_.resize(static_cast<size_t>(r.count));
-    std::vector<int64_t> next = first_crop_;
-    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[r.file_of[i]]++)] = i;
+    crops_.resize(count_);
+    std::iota(crops_.begin(), crops_.end(), 0);
+    std::stable_sort(crops_.begin(), crops_.end(), [&](int64_t a, int64_t b) { return r.file_of[a] < r.file_of[b]; });
+    first_crop_.clear();
+    for (size_t n = 0; n < count_; ++n)
+        if (n == 0 || r.file_of[crops_[n]] != r.file_of[crops_[n - 1]]) first_crop_.push_back(static_cast<int64_t>(n));
 }
 
-bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
-    const auto count = static_cast<size_t>(r.count);
-    data_bytes_ = -1;  // nothing can be filled unless this comes to its end
-    samples_.resize(std::max(samples_.size(), count));
-    for (Sample& s : samples_) s.is_taken = s.is_short_of_memory = false;
+bool GpuPlan::look(const GpuRequest& r, Pool* pool, Taken* taken) {
+    is_ready_ = false;  // nothing can be filled unless this comes to its end
+    count_ = static_cast<size_t>(r.count);
+    if (samples_.size() < count_) samples_.resize(count_);
+    for (size_t i = 0; i < count_; ++i) samples_[i].is_taken = samples_[i].is_short_of_memory = false;
     sort_by_file(r);
-    is_read_ = r.disk != nullptr;
-    if (is_read_) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
-    const bool open = for_each(r.files, pool, [&](int64_t file) {
-        const int64_t *begin = crops_.data() + first_crop_[file], *end = crops_.data() + first_crop_[file + 1];
-        if (begin == end) return;
+    const auto files = static_cast<int64_t>(first_crop_.size());
+    first_crop_.push_back(r.count);
+    if (r.disk) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
+    const bool open = for_each(files, pool, [&](int64_t n) {
+        const int64_t* crops = crops_.data() + first_crop_[n];
         try {
-            look_at(r, file, begin, end - begin);
+            look_at(r, crops, first_crop_[n + 1] - first_crop_[n]);
         } catch (const std::bad_alloc&) {
-            samples_[*begin].is_short_of_memory = true;
+            samples_[*crops].is_short_of_memory = true;
         }
     });
     if (!open) return false;
+    for (size_t i = 0; i < count_; ++i)
+        if (samples_[i].is_short_of_memory) throw std::bad_alloc();
+    lay_out(r, taken);
+    return is_ready_ = true;
+}
+
+void GpuPlan::components(uint8_t* out, size_t samples) const {
+    std::fill_n(out, samples, uint8_t{0});
+    for (size_t i = 0; i < count_; ++i) {
+        const GpuImage& image = samples_[i].image;
+        if (samples_[i].is_taken && static_cast<size_t>(image.sample) < samples)
+            out[image.sample] = static_cast<uint8_t>(image.components);
+    }
+}
+
+// Gives each crop its place in what is staged and in the buffers, as long as there is room.
+void GpuPlan::lay_out(const GpuRequest& r, Taken* taken) {
     sizes_ = GpuSizes();
     int64_t items = 0, bytes = 0;
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < count_; ++i) {
         Sample& s = samples_[i];
-        if (s.is_short_of_memory) throw std::bad_alloc();
-        taken[i] = 0;
+        taken[i] = Taken::no;
         if (!s.is_taken) continue;
+        const Sample& leader = samples_[s.leader];  // of a lower number, or this one
         GpuSizes more = sizes_;
         GpuImage& image = s.image;
-        const Sample& leader = samples_[image.leader];  // of a lower number, or this one
-        if (!leader.is_taken) {
-            s.is_taken = false;
-            continue;
-        }
         s.number = static_cast<int>(more.images++);
         s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
         image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
@@ -340,26 +372,22 @@ bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
         more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
         more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
         more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
-        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX &&
-                          more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
-        s.is_taken = fits;
-        if (!fits) continue;
-        taken[i] = 1;
+        s.is_taken = leader.is_taken && more.memory(r.height, r.width) <= r.most_memory &&
+                     items + s.items <= INT32_MAX && more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
+        taken[i] = s.is_taken ? Taken::yes : Taken::has_no_room;
+        if (!s.is_taken) continue;
         sizes_ = more;
         items += s.items, bytes = more_bytes;
     }
-    data_bytes_ = is_read_ ? 0 : r.starts[r.files];
-    return true;
 }
 
 // Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes
 // begin at `word` of all. Their room follows from look_at: of every row the distance from its first entry point to the
 // one behind it, and four bytes more. No byte outside this distance is copied.
-bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word,
-                    int64_t& count) const {
+bool GpuPlan::stage(const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
     count = 0;
     if (s.runs.empty()) return true;  // cut from another crop's window
-    const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
+    const uint8_t *begin = s.scan, *limit = begin + s.scan_bytes;
     const int every = s.restart_interval;
     const auto end_of = [&](const GpuItem& run) { return run.end != kNoEnd ? begin + run.end / 8 : limit; };
     Unstuffing in(bytes);
@@ -428,11 +456,11 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
     return true;
 }
 
-void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) const {
+void GpuPlan::fill_one(const Sample& s, uint8_t* staged) const {
     auto* items = reinterpret_cast<GpuItem*>(staged + sizes_.items_at) + s.first_item;
     GpuImage image = s.image;
     int64_t count = 0;
-    if (!stage(data, s, items, staged + sizes_.words_at + s.first_byte, s.first_byte / 4, count)) {
+    if (!stage(s, items, staged + sizes_.words_at + s.first_byte, s.first_byte / 4, count)) {
         image.status = kGpuRefused;
         count = 0;
     }
@@ -448,15 +476,12 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
     for (int y = 0; y < image.height; y += lines) *tile++ = {s.number, y, std::min(lines, image.height - y)};
 }
 
-bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {
-    const bool is_done = for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
-        const Sample& sample = samples_[i];
-        if (sample.is_taken) fill_one(data, sample, staged);
+bool GpuPlan::fill(Pool* pool, uint8_t* staged) {
+    is_ready_ = false;  // the caller may let go of the inputs, and what was read is given back
+    const bool is_done = for_each(static_cast<int64_t>(count_), pool, [&](int64_t i) {
+        if (samples_[i].is_taken) fill_one(samples_[i], staged);
     });
-    if (is_read_) {
-        data_bytes_ = -1;  // what was read is no longer there
-        for (Buffer& one : read_) one.trim(kKeptBytes / read_.size());
-    }
+    for (Buffer& one : read_) one.trim(kKeptBytes / read_.size());
     return is_done;
 }
 
