@@ -79,9 +79,9 @@ Box box_of(const GpuRequest& r, int64_t i) {
     return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]};
 }
 
-// Copies entropy-coded bytes without their stuffing, and tells where each goes. Bytes between two of 0xFF are copied at
-// once, however many entry points are among them. Never more is written than the bytes that were begun, which are also
-// the room for them: entry points and markers are the file maker's, and may stand anywhere.
+// Copies entropy-coded bytes without their stuffing, and tells where each goes. Never more is written than the bytes
+// that were begun, which are also the room for them: entry points and markers are the file maker's, and may stand
+// anywhere.
 class Unstuffing {
 public:
     explicit Unstuffing(uint8_t* out) : to_(out) {}
@@ -91,26 +91,24 @@ public:
         go_on(from);
     }
     // Passes over what lies before `from`, such as a marker.
-    void go_on(const uint8_t* from) {
-        from_ = from;
-        mark_ = find(from);
-    }
-    // Where the byte at `target` goes; null when a marker stands before it, or it is a stuffed zero.
+    void go_on(const uint8_t* from) { first_ = from_ = from; }
+    // Where the byte at `target` goes; null when a marker stands before it, or it is a stuffed zero. It is not before
+    // the one that was reached last.
     uint8_t* reach(const uint8_t* target) {
-        while (mark_ < target)
-            if (!pass()) return nullptr;
-        return target < from_ ? nullptr : to_ + (target - from_);
+        if (from_ < target) copy(target);
+        const bool is_stuffing = target > first_ && target < limit_ && target[-1] == 0xFF && *target == 0;
+        return from_ < target || is_stuffing ? nullptr : to_ - (from_ - target);
     }
     // Where the next marker, or the end of what was begun, would go.
     uint8_t* reach_marker() {
-        while (mark_ < limit_ && pass()) {}
-        return to_ + (mark_ - from_);
+        copy(limit_);
+        return to_;
     }
-    const uint8_t* marker() const { return mark_; }
-    // Copies what lies before `target`, which was reached; the next byte goes to where this returns.
+    // Where a copy stopped that came to no end.
+    const uint8_t* marker() const { return from_; }
+    // What lies behind `target`, which was reached, is not wanted; the next byte goes to where this returns.
     uint8_t* finish(const uint8_t* target) {
-        std::memcpy(to_, from_, static_cast<size_t>(target - from_));
-        to_ += target - from_;
+        to_ -= from_ - target;
         from_ = target;
         return to_;
     }
@@ -119,20 +117,15 @@ public:
     uint8_t* at() const { return to_; }
 
 private:
-    const uint8_t* find(const uint8_t* from) const {
-        const void* found = from < limit_ ? std::memchr(from, 0xFF, static_cast<size_t>(limit_ - from)) : nullptr;
-        return found ? static_cast<const uint8_t*>(found) : limit_;
-    }
-    // Copies up to the byte of 0xFF, and with it, unless it begins a marker.
-    bool pass() {
-        if (limit_ - mark_ < 2 || mark_[1] != 0) return false;
-        const uint8_t* next = mark_ + 2;
-        finish(mark_ + 1);
-        go_on(next);
-        return true;
+    void copy(const uint8_t* target) {
+        size_t size = 0;
+        from_ = unstuff_(from_, target, limit_, to_, static_cast<size_t>(limit_ - from_), size);
+        to_ += size;
     }
 
-    const uint8_t *limit_ = nullptr, *from_ = nullptr, *mark_ = nullptr;
+    decltype(Level::unstuff) unstuff_ = level().unstuff;
+    const uint8_t *first_ = nullptr, *limit_ = nullptr,
+                  *from_ = nullptr;  // all before `from_` is copied to before `to_`
     uint8_t* to_;
 };
 

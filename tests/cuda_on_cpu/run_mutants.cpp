@@ -173,7 +173,7 @@ int main(int, char** arguments) {
                 const Case& one = is_sound ? whole : mutant;
                 const int32_t* box = i < 3 ? one.box : one.other_box;
                 std::vector<uint8_t> expected(size);
-                const Target target{expected.data(), w.height, w.width, w.channels, w.flip != 0, static_cast<Filter>(w.filter), false};
+                const Target target{expected.data(), w.height, w.width, w.channels, w.flip != 0, static_cast<Filter>(w.filter)};
                 const Outcome outcome = decoder.decode({bytes(one.file), one.file.size()}, crc32c(bytes(one.file), one.file.size(), 0),
                                                        {bytes(one.entries), one.entries.size()}, {box[0], box[1], box[2], box[3]}, target);
                 const bool same = outcome.ok() && !std::memcmp(out.data() + i * size, expected.data(), size);
