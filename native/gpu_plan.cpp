@@ -25,7 +25,7 @@ static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "lay
 
 constexpr int64_t kAlignment = 256;  // of the parts of what is staged
 constexpr int64_t kNoEnd = 0xFFFFFFFF;
-constexpr size_t kKeptBytes = size_t{64} << 20;  // of memory that files were read into
+constexpr size_t kKeptBytes = size_t{4} << 20;  // of memory that a thread reads files into
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -66,6 +66,30 @@ bool copy_codes(const Header& header, GpuImage& image) {
 bool copy_predictors(const Entry& entry, const Header& header, short* to) {
     std::copy_n(entry.predictor, header.component_count, to);
     return std::equal(to, to + header.component_count, entry.predictor);
+}
+
+// Sets what is the file's and the window's. False: it is of an unusual kind.
+bool describe(const Header& header, Span rows, Span columns, GpuImage& image) {
+    image = GpuImage();
+    if (!copy_codes(header, image)) return false;
+    image.components = header.component_count;
+    image.half_width = header.half_width, image.half_height = header.half_height;
+    int64_t blocks = 0;
+    for (int n = 0; n < header.component_count; ++n) {
+        const Component& from = header.component[n];
+        GpuComponent& c = image.component[n];
+        for (int k = 0; k < 64; ++k) image.quant[n][kNatural[k]] = header.quant[from.quant][k];
+        c.h = from.h, c.v = from.v, c.width = from.width, c.height = from.height;
+        c.wide = (columns.end - columns.begin) * c.h;
+        c.first_block = static_cast<int>(blocks);
+        c.plane = static_cast<int>(blocks * 64);
+        c.left = columns.begin * 8 * c.h, c.top = rows.begin * 8 * c.v;
+        image.blocks_per_mcu += c.h * c.v;
+        blocks += static_cast<int64_t>(c.wide) * (rows.end - rows.begin) * c.v;
+        if (blocks * 64 > INT32_MAX) return false;
+    }
+    image.blocks = static_cast<int>(blocks);
+    return true;
 }
 
 // An even number: lines are resized two at a time.
@@ -129,42 +153,17 @@ private:
     uint8_t* to_;
 };
 
-}  // namespace
+struct Found {
+    Bytes image, entries;
+    uint32_t crc = 0;
+};
 
-int64_t GpuSizes::memory(int height, int width) const {
-    const int64_t tables = images * kGpuPairs * kGpuPairWords * 4, bounds = images * 2 * (height + width) * 4;
-    return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
-}
-
-// Sets what belongs to one crop alone: its place and its resize.
-void GpuPlan::place(const GpuRequest& r, int64_t i, size_t leader) {
-    const auto sample_of = [&](size_t crop) { return r.samples ? r.samples[crop] : static_cast<int>(crop); };
-    Sample& s = samples_[i];
-    GpuImage& image = s.image;
-    const Box box = box_of(r, i);
-    const auto filter = static_cast<Filter>(r.filters[i]);
-    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, order_of(r.before_13)};
-    s.leader = leader;
-    image.sample = sample_of(static_cast<size_t>(i)), image.leader = sample_of(leader);
-    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
-    image.flip = target.flip, image.filter = r.filters[i],
-    image.down_first = is_down_first(image.width, image.height, target);
-    image.taps[0] = most_taps(image.width, r.width, filter), image.taps[1] = most_taps(image.height, r.height, filter);
-    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
-    s.pixels = static_cast<int64_t>(image.width) * image.height;
-    // Whole quadruples, which are one load.
-    s.between = round_up(
-        static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height),
-        4);
-    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
-    s.is_taken = true;
-}
-
-// False when there are no entry points, or something cannot be read, or is not what it was.
-bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Found& found) {
+// Until the thread finds those of the next file. False when there are no entry points, or something cannot be read, or
+// is not what it was.
+bool find_bytes(const GpuRequest& r, int64_t number, Found& found) {
     if (r.inputs) {
         Input& input = r.inputs[number];
-        if (!input.load_for_gpu(r.bytes_per_entry)) return false;
+        if (!input.prepare(r.bytes_per_entry)) return false;
         found = {input.file, input.entries, input.crc};
         return found.entries.size != 0;
     }
@@ -174,80 +173,29 @@ bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Found& found) {
         if (is_read) bytes = {to.data(), static_cast<size_t>(length)};
         return is_read;
     };
-    thread_local Buffer points;
+    thread_local Buffer file, points;
+    file.trim(kKeptBytes), points.trim(kKeptBytes);
     if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, found.entries)) return false;
     found.crc = r.images.crc[number];
-    return read(r.images, read_[number], found.image) && crc32c(found.image.data, found.image.size, 0) == found.crc;
+    return read(r.images, file, found.image) && crc32c(found.image.data, found.image.size, 0) == found.crc;
 }
 
-// Looks at the crops of one file.
-void GpuPlan::look_at(const GpuRequest& r, const int64_t* crops, int64_t count) {
-    Found found;
-    if (!find_bytes(r, r.file_of[*crops], found)) return;
-    const Bytes file = found.image;
-    Header header;
-    thread_local Entries kept;
-    Entries& entries = kept;
-    if (!check_entries(found.entries, found.crc).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
-    if (!is_possible(header) || !entries.open(found.entries, header).ok()) return;
-    const Box all{0, 0, header.width, header.height};
-    if (r.most_pixels >= all.pixels())
-        for (int64_t n = 0; n < count; ++n) std::memcpy(r.boxes + 4 * crops[n], &all, sizeof(all));
-    const int64_t* const end = crops + count;
-    const auto fits = [&](int64_t i) { return is_inside(box_of(r, i), header); };
-    const int64_t* const first = std::find_if(crops, end, fits);
-    if (first == end) return;
-    Box window = box_of(r, *first);
-    for (const int64_t* other = first + 1; other < end; ++other) {
-        const Box box = box_of(r, *other);
-        if (!is_inside(box, header)) continue;
-        window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
-        window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
-    }
-    Sample& s = samples_[*first];
-    if (!s.open(file, header, window) || !s.find_runs(file, header, entries, window)) return;
-    const auto leader = static_cast<size_t>(*first);
-    place(r, *first, leader);
-    for (const int64_t* other = first + 1; other < end; ++other)
-        if (fits(*other)) {
-            samples_[*other].share(s);
-            place(r, *other, leader);
-        }
-}
+// What is staged of a file: the bytes from one entry point to the next, under a window.
+struct Scan {
+    const uint8_t *begin = nullptr, *limit = nullptr;
+    int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
+    std::vector<GpuItem> runs;     // `word` and `end`: bits in the entropy-coded data
+    int64_t items = 0, bytes = 0;  // room for what is staged, at the most
 
-// Sets what is the file's and the window's, but for the runs. False: it is of an unusual kind.
-bool GpuPlan::Sample::open(Bytes file, const Header& header, const Box& window) {
-    image = GpuImage();
-    if (!copy_codes(header, image)) return false;
-    image.components = header.component_count;
-    image.half_width = header.half_width, image.half_height = header.half_height;
-    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
-    blocks = 0;
-    for (int n = 0; n < header.component_count; ++n) {
-        const Component& from = header.component[n];
-        GpuComponent& c = image.component[n];
-        for (int k = 0; k < 64; ++k) image.quant[n][kNatural[k]] = header.quant[from.quant][k];
-        c.h = from.h, c.v = from.v, c.width = from.width, c.height = from.height;
-        c.wide = (columns.end - columns.begin) * c.h;
-        c.first_block = static_cast<int>(blocks);
-        c.plane = static_cast<int>(blocks * 64);
-        c.left = columns.begin * 8 * c.h, c.top = rows.begin * 8 * c.v;
-        image.blocks_per_mcu += c.h * c.v;
-        blocks += static_cast<int64_t>(c.wide) * (rows.end - rows.begin) * c.v;
-        if (blocks * 64 > INT32_MAX) return false;
-    }
-    image.blocks = static_cast<int>(blocks);
-    samples = blocks * 64;
-    scan = file.data + header.scan_begin;
-    scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
-    restart_interval = header.restart_interval, mcus_per_row = header.mcus_per_row;
-    first_row = rows.begin, first_column = columns.begin;
-    return true;
-}
+    bool find_runs(Bytes file, const Header& header, const Entries& entries, Span rows, Span columns);
+    bool stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const;
+};
 
 // Sets the runs under a window, and the room for them. False: no block has such predictors.
-bool GpuPlan::Sample::find_runs(Bytes file, const Header& header, const Entries& entries, const Box& window) {
-    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
+bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, Span rows, Span columns) {
+    begin = file.data + header.scan_begin, limit = file.data + header.scan_end;
+    restart_interval = header.restart_interval, mcus_per_row = header.mcus_per_row;
+    first_row = rows.begin, first_column = columns.begin;
     runs.clear();
     items = 0, bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
@@ -271,9 +219,9 @@ bool GpuPlan::Sample::find_runs(Bytes file, const Header& header, const Entries&
                 fits = copy_predictors(next, header, item.end_predictor) && fits;
                 between = next.bit / 8 - entry.bit / 8;
             } else {
-                const uint8_t* from = scan + entry.bit / 8;
-                between = find_marker(from, file.data + header.scan_end, false) - from;
-                scan_bytes = entry.bit / 8 + between;
+                const uint8_t* from = begin + entry.bit / 8;
+                limit = find_marker(from, limit, false);
+                between = limit - from;
             }
             if (!fits) return false;
             int64_t parts = 1;
@@ -288,113 +236,25 @@ bool GpuPlan::Sample::find_runs(Bytes file, const Header& header, const Entries&
     return true;
 }
 
-// Takes the blocks of another crop of the file, whose window holds this one.
-void GpuPlan::Sample::share(const Sample& other) {
-    image = other.image;
-    image.blocks = 0;
-    items = bytes = blocks = samples = 0;
-    runs.clear();
-}
-
-void GpuPlan::sort_by_file(const GpuRequest& r) {
-    crops_.resize(count_);
-    std::iota(crops_.begin(), crops_.end(), 0);
-    std::stable_sort(crops_.begin(), crops_.end(), [&](int64_t a, int64_t b) { return r.file_of[a] < r.file_of[b]; });
-    first_crop_.clear();
-    for (size_t n = 0; n < count_; ++n)
-        if (n == 0 || r.file_of[crops_[n]] != r.file_of[crops_[n - 1]]) first_crop_.push_back(static_cast<int64_t>(n));
-}
-
-bool GpuPlan::look(const GpuRequest& r, Pool* pool, Taken* taken) {
-    is_ready_ = false;  // nothing can be filled unless this comes to its end
-    count_ = static_cast<size_t>(r.count);
-    if (samples_.size() < count_) samples_.resize(count_);
-    for (size_t i = 0; i < count_; ++i) samples_[i].is_taken = samples_[i].is_short_of_memory = false;
-    sort_by_file(r);
-    const auto files = static_cast<int64_t>(first_crop_.size());
-    first_crop_.push_back(r.count);
-    if (r.disk) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
-    const bool open = for_each(files, pool, [&](int64_t n) {
-        const int64_t* crops = crops_.data() + first_crop_[n];
-        try {
-            look_at(r, crops, first_crop_[n + 1] - first_crop_[n]);
-        } catch (const std::bad_alloc&) {
-            samples_[*crops].is_short_of_memory = true;
-        }
-    });
-    if (!open) return false;
-    for (size_t i = 0; i < count_; ++i)
-        if (samples_[i].is_short_of_memory) throw std::bad_alloc();
-    lay_out(r, taken);
-    return is_ready_ = true;
-}
-
-void GpuPlan::components(uint8_t* out, size_t samples) const {
-    std::fill_n(out, samples, uint8_t{0});
-    for (size_t i = 0; i < count_; ++i) {
-        const GpuImage& image = samples_[i].image;
-        if (samples_[i].is_taken && static_cast<size_t>(image.sample) < samples)
-            out[image.sample] = static_cast<uint8_t>(image.components);
-    }
-}
-
-// Gives each crop its place in what is staged and in the buffers, as long as there is room.
-void GpuPlan::lay_out(const GpuRequest& r, Taken* taken) {
-    sizes_ = GpuSizes();
-    int64_t items = 0, bytes = 0;
-    for (size_t i = 0; i < count_; ++i) {
-        Sample& s = samples_[i];
-        taken[i] = Taken::no;
-        if (!s.is_taken) continue;
-        const Sample& leader = samples_[s.leader];  // of a lower number, or this one
-        GpuSizes more = sizes_;
-        GpuImage& image = s.image;
-        s.number = static_cast<int>(more.images++);
-        s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
-        image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
-        image.samples = &leader == &s ? more.samples : leader.image.samples;
-        image.weights[0] = more.weights,
-        image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
-        more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
-        more.tiles += s.tiles;
-        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between,
-            more.weights += s.weights;
-        const int64_t more_bytes = bytes + round_up(s.bytes, 16);
-        more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
-        more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
-        more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
-        more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
-        more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
-        s.is_taken = leader.is_taken && more.memory(r.height, r.width) <= r.most_memory &&
-                     items + s.items <= INT32_MAX && more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
-        taken[i] = s.is_taken ? Taken::yes : Taken::has_no_room;
-        if (!s.is_taken) continue;
-        sizes_ = more;
-        items += s.items, bytes = more_bytes;
-    }
-}
-
-// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes
-// begin at `word` of all. Their room follows from look_at: of every row the distance from its first entry point to the
+// Writes the items and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
+// of all. Their room follows from find_runs: of every row the distance from its first entry point to the
 // one behind it, and four bytes more. No byte outside this distance is copied.
-bool GpuPlan::stage(const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const {
+bool Scan::stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const {
     count = 0;
-    if (s.runs.empty()) return true;  // cut from another crop's window
-    const uint8_t *begin = s.scan, *limit = begin + s.scan_bytes;
-    const int every = s.restart_interval;
+    const int every = restart_interval;
     const auto end_of = [&](const GpuItem& run) { return run.end != kNoEnd ? begin + run.end / 8 : limit; };
-    Unstuffing in(bytes);
+    Unstuffing in(to);
     const GpuItem* last = nullptr;  // of the row
-    for (const GpuItem& run : s.runs) {
+    for (const GpuItem& run : runs) {
         const uint8_t *from = begin + run.word / 8, *end = end_of(run);
         const bool has_end = run.end != kNoEnd, is_exact = run.how_it_ends == kGpuEndsAt;
         if (!last || run.row != last->row) {
-            for (last = &run; last != &s.runs.back() && last[1].row == run.row;) ++last;
+            for (last = &run; last != &runs.back() && last[1].row == run.row;) ++last;
             in.begin(from, end_of(*last));
         }
         const uint8_t* at = in.reach(from);
         if (!at) return false;
-        int64_t mcu = static_cast<int64_t>(s.first_row + run.row) * s.mcus_per_row + s.first_column + run.column;
+        int64_t mcu = static_cast<int64_t>(first_row + run.row) * mcus_per_row + first_column + run.column;
         GpuItem item = run;
         unsigned first_bit = run.word % 8;
         for (int left = run.count; left > 0;) {
@@ -402,8 +262,8 @@ bool GpuPlan::stage(const Sample& s, GpuItem* items, uint8_t* bytes, int64_t wor
             left -= static_cast<int>(until - mcu);
             item.count = static_cast<unsigned short>(until - mcu);
             item.how_it_ends = run.how_it_ends;
-            item.word = static_cast<unsigned>(word + (at - bytes) / 4);
-            const int64_t aside = (at - bytes) % 4;  // bytes of the word before the item's first
+            item.word = static_cast<unsigned>(word + (at - to) / 4);
+            const int64_t aside = (at - to) % 4;  // bytes of the word before the item's first
             item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
             const bool is_marker_due = every && until % every == 0 && (left || is_exact);
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
@@ -432,7 +292,7 @@ bool GpuPlan::stage(const Sample& s, GpuItem* items, uint8_t* bytes, int64_t wor
                 if (is_marker && is_exact) return false;
                 if (!is_marker) item.end += run.end % 8;
             }
-            items[count++] = item;
+            out[count++] = item;
             mcu = until;
             item.column = static_cast<short>(item.column + item.count);
             first_bit = 0;
@@ -443,25 +303,187 @@ bool GpuPlan::stage(const Sample& s, GpuItem* items, uint8_t* bytes, int64_t wor
             const bool is_open = in.reach(end) != nullptr;
             in.finish(is_open ? end : in.marker());
             if (is_open && end < limit) *in.at() = *end;
-            in.pad(bytes, is_open && end < limit);
+            in.pad(to, is_open && end < limit);
         }
     }
     return true;
 }
 
-void GpuPlan::fill_one(const Sample& s, uint8_t* staged) const {
-    auto* items = reinterpret_cast<GpuItem*>(staged + sizes_.items_at) + s.first_item;
-    GpuImage image = s.image;
-    int64_t count = 0;
-    if (!stage(s, items, staged + sizes_.words_at + s.first_byte, s.first_byte / 4, count)) {
-        image.status = kGpuRefused;
-        count = 0;
+}  // namespace
+
+int64_t GpuSizes::memory(int height, int width) const {
+    const int64_t tables = images * kGpuPairs * kGpuPairWords * 4, bounds = images * 2 * (height + width) * 4;
+    return staged + words + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
+}
+
+// Sets what belongs to one crop alone: its place and its resize.
+void GpuPlan::place(const GpuRequest& r, int64_t i, size_t leader) {
+    const auto sample_of = [&](size_t crop) { return r.samples ? r.samples[crop] : static_cast<int>(crop); };
+    Sample& s = samples_[i];
+    GpuImage& image = s.image;
+    const Box box = box_of(r, i);
+    const auto filter = static_cast<Filter>(r.filters[i]);
+    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, order_of(r.before_13)};
+    s.leader = leader;
+    image.sample = sample_of(static_cast<size_t>(i)), image.leader = sample_of(leader);
+    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
+    image.flip = target.flip, image.filter = r.filters[i],
+    image.down_first = is_down_first(image.width, image.height, target);
+    image.taps[0] = most_taps(image.width, r.width, filter), image.taps[1] = most_taps(image.height, r.height, filter);
+    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
+    s.pixels = static_cast<int64_t>(image.width) * image.height;
+    // Whole quadruples, which are one load.
+    s.between = round_up(
+        static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height),
+        4);
+    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
+    s.is_found = true;
+}
+
+// Looks at the crops of one file.
+void GpuPlan::look_at(const GpuRequest& r, const int64_t* crops, int64_t count) {
+    Found found;
+    if (!find_bytes(r, r.file_of[*crops], found)) return;
+    const Bytes file = found.image;
+    Header header;
+    thread_local Entries kept;
+    Entries& entries = kept;
+    if (!check_entries(found.entries, found.crc).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
+    if (!is_possible(header) || !entries.open(found.entries, header).ok()) return;
+    const Box all{0, 0, header.width, header.height};
+    if (r.most_pixels >= all.pixels())
+        for (int64_t n = 0; n < count; ++n) std::memcpy(r.boxes + 4 * crops[n], &all, sizeof(all));
+    const int64_t* const end = crops + count;
+    const auto fits = [&](int64_t i) { return is_inside(box_of(r, i), header); };
+    const int64_t* const first = std::find_if(crops, end, fits);
+    if (first == end) return;
+    Box window = box_of(r, *first);
+    for (const int64_t* other = first + 1; other < end; ++other) {
+        const Box box = box_of(r, *other);
+        if (!is_inside(box, header)) continue;
+        window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
+        window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
     }
+    Sample& s = samples_[*first];
+    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
+    thread_local Scan scan;
+    if (!describe(header, rows, columns, s.image) || !scan.find_runs(file, header, entries, rows, columns)) return;
+    s.blocks = s.image.blocks, s.samples = s.blocks * 64;
+    const auto leader = static_cast<size_t>(*first);
+    place(r, *first, leader);
+    const int64_t room = round_up(scan.bytes, 16), at = words_.fetch_add(room);
+    s.words_end = at + room;
+    if (s.words_end <= r.words_room - kGpuReadAhead) {
+        size_t count = 0;
+        s.items.resize(static_cast<size_t>(scan.items));
+        const bool is_sound = scan.stage(r.words + at, at / 4, s.items.data(), count);
+        if (!is_sound) s.image.status = kGpuRefused;
+        s.items.resize(is_sound ? count : 0);
+    }
+    s.groups = std::max<int64_t>(round_up(static_cast<int64_t>(s.items.size()), kGpuGroupItems) / kGpuGroupItems, 1);
+    for (const int64_t* other = first + 1; other < end; ++other)
+        if (fits(*other)) {
+            samples_[*other].share(s);
+            place(r, *other, leader);
+        }
+}
+
+// Takes the blocks of another crop of the file, whose window holds this one.
+void GpuPlan::Sample::share(const Sample& other) {
+    image = other.image;
+    image.blocks = 0;
+    groups = blocks = samples = 0;
+    words_end = other.words_end;
+    items.clear();
+}
+
+void GpuPlan::sort_by_file(const GpuRequest& r) {
+    crops_.resize(count_);
+    std::iota(crops_.begin(), crops_.end(), 0);
+    std::stable_sort(crops_.begin(), crops_.end(), [&](int64_t a, int64_t b) { return r.file_of[a] < r.file_of[b]; });
+    first_crop_.clear();
+    for (size_t n = 0; n < count_; ++n)
+        if (n == 0 || r.file_of[crops_[n]] != r.file_of[crops_[n - 1]]) first_crop_.push_back(static_cast<int64_t>(n));
+}
+
+bool GpuPlan::look(const GpuRequest& r, Pool* pool, Taken* taken) {
+    sizes_ = GpuSizes();  // nothing can be filled unless this comes to its end
+    words_ = 0;
+    count_ = static_cast<size_t>(r.count);
+    if (samples_.size() < count_) samples_.resize(count_);
+    for (size_t i = 0; i < count_; ++i)
+        samples_[i].is_found = samples_[i].is_taken = samples_[i].is_short_of_memory = false;
+    sort_by_file(r);
+    const auto files = static_cast<int64_t>(first_crop_.size());
+    first_crop_.push_back(r.count);
+    const bool open = for_each(files, pool, [&](int64_t n) {
+        const int64_t* crops = crops_.data() + first_crop_[n];
+        try {
+            look_at(r, crops, first_crop_[n + 1] - first_crop_[n]);
+        } catch (const std::bad_alloc&) {
+            samples_[*crops].is_short_of_memory = true;
+        }
+    });
+    if (!open) return false;
+    for (size_t i = 0; i < count_; ++i)
+        if (samples_[i].is_short_of_memory) throw std::bad_alloc();
+    lay_out(r, taken);
+    return true;
+}
+
+void GpuPlan::components(uint8_t* out, size_t samples) const {
+    std::fill_n(out, samples, uint8_t{0});
+    for (size_t i = 0; i < count_; ++i) {
+        const GpuImage& image = samples_[i].image;
+        if (samples_[i].is_taken && static_cast<size_t>(image.sample) < samples)
+            out[image.sample] = static_cast<uint8_t>(image.components);
+    }
+}
+
+// Gives each crop its place in what is staged and in the buffers, as long as there is room.
+void GpuPlan::lay_out(const GpuRequest& r, Taken* taken) {
+    int64_t items = 0;
+    for (size_t i = 0; i < count_; ++i) {
+        Sample& s = samples_[i];
+        taken[i] = s.is_found ? Taken::has_no_room : Taken::no;
+        Sample& leader = samples_[s.leader];  // of a lower number, or this one
+        if (!s.is_found || (&leader != &s && !leader.is_taken)) continue;
+        GpuSizes more = sizes_;
+        GpuImage& image = s.image;
+        s.number = static_cast<int>(more.images++);
+        s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items;
+        image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
+        image.samples = &leader == &s ? more.samples : leader.image.samples;
+        image.weights[0] = more.weights,
+        image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
+        more.groups += s.groups, more.tiles += s.tiles;
+        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between,
+            more.weights += s.weights;
+        more.words = std::max(more.words, round_up(s.words_end + kGpuReadAhead, kAlignment));
+        const int64_t more_items = items + static_cast<int64_t>(s.items.size());
+        more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
+        more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
+        more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
+        more.staged = round_up(more.items_at + more_items * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
+        s.is_taken = s.words_end <= r.words_room - kGpuReadAhead && s.words_end / 4 <= INT32_MAX &&
+                     more.memory(r.height, r.width) <= r.most_memory && more_items <= INT32_MAX &&
+                     more.tiles <= INT32_MAX;
+        if (!s.is_taken) continue;
+        taken[i] = Taken::yes;
+        sizes_ = more;
+        items = more_items;
+    }
+    sizes_.words = std::min(sizes_.words, r.words_room);
+}
+
+void GpuPlan::fill_one(const Sample& s, uint8_t* staged) const {
+    const GpuImage& image = s.image;
     std::memcpy(staged + static_cast<size_t>(s.number) * sizeof(GpuImage), &image, sizeof(GpuImage));
+    std::copy(s.items.begin(), s.items.end(), reinterpret_cast<GpuItem*>(staged + sizes_.items_at) + s.first_item);
     auto* group = reinterpret_cast<GpuGroup*>(staged + sizes_.groups_at) + s.first_group;
-    const int64_t groups = (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
-    for (int64_t n = 0; n < groups; ++n) {
-        const int64_t first = count * n / groups, end = count * (n + 1) / groups;
+    const auto count = static_cast<int64_t>(s.items.size());
+    for (int64_t n = 0; n < s.groups; ++n) {
+        const int64_t first = count * n / s.groups, end = count * (n + 1) / s.groups;
         group[n] = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(end - first)};
     }
     auto* tile = reinterpret_cast<GpuTile*>(staged + sizes_.tiles_at) + s.first_tile;
@@ -469,13 +491,10 @@ void GpuPlan::fill_one(const Sample& s, uint8_t* staged) const {
     for (int y = 0; y < image.height; y += lines) *tile++ = {s.number, y, std::min(lines, image.height - y)};
 }
 
-bool GpuPlan::fill(Pool* pool, uint8_t* staged) {
-    is_ready_ = false;  // the caller may let go of the inputs, and what was read is given back
-    const bool is_done = for_each(static_cast<int64_t>(count_), pool, [&](int64_t i) {
+bool GpuPlan::fill(Pool* pool, uint8_t* staged) const {
+    return for_each(static_cast<int64_t>(count_), pool, [&](int64_t i) {
         if (samples_[i].is_taken) fill_one(samples_[i], staged);
     });
-    for (Buffer& one : read_) one.trim(kKeptBytes / read_.size());
-    return is_done;
 }
 
 }  // namespace feedrate

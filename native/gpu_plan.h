@@ -4,6 +4,7 @@
 // (no entry points, damage, too little room) are left to decode(); those that it takes come to the same pixels.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,7 +20,7 @@
 
 namespace feedrate {
 
-// The caller owns every array, and keeps them until look() returns; inputs and their bytes until fill() does.
+// The caller owns every array, and keeps them until look() returns.
 struct GpuRequest {
     int64_t count;  // of crops
     int64_t files;
@@ -38,12 +39,16 @@ struct GpuRequest {
     bool before_13;          // Pillow's order of passes, for filters with lobes
     int height, width;       // of all outputs
     int64_t most_memory;     // bytes on the device that all buffers together may take
+    // For the entropy-coded bytes under the crops, aligned to 16 bytes. A thread writes those of an image while its
+    // cache holds the file. As much as the files have and 64 bytes for each is enough but for tall thin ones.
+    uint8_t* words;
+    int64_t words_room;
 };
 
-// How large the buffers are, in elements, and where the parts of what is staged begin, in bytes.
+// How large the buffers are, in elements, and where the parts of what is staged begin; that, and words, in bytes.
 struct GpuSizes {
     int64_t images = 0, groups = 0, tiles = 0;
-    int64_t groups_at = 0, tiles_at = 0, items_at = 0, words_at = 0, staged = 0;
+    int64_t groups_at = 0, tiles_at = 0, items_at = 0, staged = 0, words = 0;
     int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
 
     // Bytes on the device. The pixels take the place of the coefficients.
@@ -57,54 +62,42 @@ public:
     GpuPlan() = default;
     GpuPlan(const GpuPlan&) = delete;
     GpuPlan& operator=(const GpuPlan&) = delete;
-    // Says of each crop whether the plan holds it. False: the pool is closed. Throws std::bad_alloc.
+    // Says of each crop whether the plan holds it, and writes sizes().words bytes. False: the pool is closed. Throws
+    // std::bad_alloc.
     bool look(const GpuRequest& request, Pool* pool, Taken* taken);
     const GpuSizes& sizes() const { return sizes_; }
     // Of each of `samples`: 1 (gray) or 3; 0: it was not taken.
     void components(uint8_t* out, size_t samples) const;
-    // Whether look() came to its end, and fill() was not called since.
-    bool is_ready() const { return is_ready_; }
-    // Writes sizes().staged bytes, once. The buffer is aligned to 16 bytes.
-    bool fill(Pool* pool, uint8_t* staged);
+    // Writes sizes().staged bytes. The buffer is aligned to 16 bytes.
+    bool fill(Pool* pool, uint8_t* staged) const;
 
 private:
     // A crop. The first one of a file holds the items and blocks for all crops of that file.
     struct Sample {
-        bool is_taken = false, is_short_of_memory = false;
+        bool is_found = false, is_taken = false, is_short_of_memory = false;
         GpuImage image;
-        std::vector<GpuItem> runs;  // from one entry to the next; `word` and `end`: bits in the entropy-coded data
-        size_t leader = 0;          // the crop that carries the items and blocks of this one, or itself
-        const uint8_t* scan = nullptr;
-        int64_t scan_bytes = 0;
-        int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
-        int64_t items = 0, tiles = 0, bytes = 0;  // room for what is staged
+        std::vector<GpuItem> items;
+        size_t leader = 0;              // the crop that carries the items and blocks of this one, or itself
+        int64_t words_end = 0;          // in what look() writes; beyond its room: there was none
+        int64_t groups = 0, tiles = 0;  // room for what is staged
         int64_t blocks = 0, samples = 0, pixels = 0, between = 0, weights = 0;
         // Where its parts go.
         int number = 0;
-        int64_t first_item = 0, first_group = 0, first_tile = 0, first_byte = 0;
+        int64_t first_item = 0, first_group = 0, first_tile = 0;
 
-        bool open(Bytes file, const Header& header, const Box& window);
-        bool find_runs(Bytes file, const Header& header, const Entries& entries, const Box& window);
         void share(const Sample& other);
     };
-    struct Found {
-        Bytes image, entries;
-        uint32_t crc = 0;
-    };
-    bool find_bytes(const GpuRequest& request, int64_t file, Found& found);
     void look_at(const GpuRequest& request, const int64_t* crops, int64_t count);
     void place(const GpuRequest& request, int64_t i, size_t leader);
     void sort_by_file(const GpuRequest& request);
     void lay_out(const GpuRequest& request, Taken* taken);
-    bool stage(const Sample& sample, GpuItem* items, uint8_t* bytes, int64_t word, int64_t& count) const;
     void fill_one(const Sample& sample, uint8_t* staged) const;
 
     std::vector<Sample> samples_;
     size_t count_ = 0;                         // of the samples that are in use
     std::vector<int64_t> crops_, first_crop_;  // the crops by their files; where those of each file begin
-    std::vector<Buffer> read_;                 // what look() read, by file; memory is kept for the next batch
+    std::atomic<int64_t> words_{0};            // bytes that were given out
     GpuSizes sizes_;
-    bool is_ready_ = false;
 };
 
 }  // namespace feedrate

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "crc32c.h"
@@ -42,17 +43,21 @@ int read_whole(const std::string& path, Buffer& to, size_t& size) {
 
 }  // namespace
 
-bool Input::load() {
-    if (!path.empty() && !is_loaded_) {
-        error = read_whole(path, read_, file.size);
-        file = error ? Bytes{} : Bytes{read_.data(), file.size};
-        is_loaded_ = true;
+bool Input::try_to_load() {
+    if (!is_unread()) return error == 0;
+    is_loaded_ = true;
+    size_t size = 0;
+    try {
+        error = read_whole(path, read_, size);
+    } catch (const std::bad_alloc&) {
+        error = ENOMEM;
     }
+    if (error == 0) file = {read_.data(), size};
     return error == 0;
 }
 
-bool Input::load_for_gpu(int64_t bytes_per_entry) {
-    if (!load()) return false;
+bool Input::prepare(int64_t bytes_per_entry) {
+    if (!try_to_load()) return false;
     if (is_known_) return true;
     crc = crc32c(file.data, file.size, 0);
     if (entries.size == 0 && bytes_per_entry) {
@@ -63,11 +68,10 @@ bool Input::load_for_gpu(int64_t bytes_per_entry) {
     return is_known_ = true;
 }
 
-bool Input::measure() {
+void Input::measure() {
     Header header;
-    if (!load() || !parse_jpeg(file.data, file.size, header, false).ok() || !is_possible(header)) return false;
-    width = header.width, height = header.height;
-    return true;
+    if (parse_jpeg(file.data, file.size, header, false).ok() && is_possible(header))
+        width = header.width, height = header.height;
 }
 
 }  // namespace feedrate

@@ -20,12 +20,13 @@ struct Input {
     uint32_t crc = 0;  // crc32c of the file
     int width = 0, height = 0;
 
-    // Reads the file, the first time. False: that cannot be done. Throws std::bad_alloc, as the others do.
-    bool load();
-    // Finds the checksum, and entry points where there are none and `bytes_per_entry` is not 0.
-    bool load_for_gpu(int64_t bytes_per_entry);
+    bool is_unread() const { return !path.empty() && !is_loaded_; }
+    // Reads the file, the first time. False: that cannot be done.
+    bool try_to_load();
+    // Finds the checksum, and entry points where there are none and `bytes_per_entry` is not 0. Throws std::bad_alloc.
+    bool prepare(int64_t bytes_per_entry);
     // Finds width and height where the kernel decodes such a file, and they are no more than its bytes can fill.
-    bool measure();
+    void measure();
 
 private:
     bool is_loaded_ = false, is_known_ = false;

@@ -6,7 +6,6 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -478,9 +477,9 @@ public:
     HeldInputs& operator=(const HeldInputs&) = delete;
     Input* data() { return inputs_.data(); }
     size_t size() const { return inputs_.size(); }
-    Input& at(size_t i) {
-        need(i < inputs_.size(), "there is no such image");
-        return inputs_[i];
+    Input& at(int64_t i) {
+        need(i >= 0 && i < static_cast<int64_t>(inputs_.size()), "there is no such image");
+        return inputs_[static_cast<size_t>(i)];
     }
 
 private:
@@ -499,27 +498,42 @@ private:
 void measure_inputs_door(HeldInputs& inputs, Array<const int64_t> numbers, Pool* pool, Array<int32_t> facts) {
     const size_t count = numbers.shape(0);
     need(facts.shape(0) == 3 * count, "facts have the wrong size");
-    for (size_t n = 0; n < count; ++n) need(numbers.data()[n] >= 0, "there is no such image");
     std::vector<Input*> chosen;
-    for (size_t n = 0; n < count; ++n) chosen.push_back(&inputs.at(static_cast<size_t>(numbers.data()[n])));
+    for (size_t n = 0; n < count; ++n) chosen.push_back(&inputs.at(numbers.data()[n]));
     run_in_pool([&] {
         return for_each(static_cast<int64_t>(count), pool, [&](int64_t n) {
             Input& input = *chosen[n];
             int32_t* to = facts.data() + 3 * n;
-            try {
-                input.measure();
-                to[0] = input.width, to[1] = input.height, to[2] = input.error;
-            } catch (const std::bad_alloc&) {
-                to[2] = ENOMEM;
-            }
+            input.try_to_load();
+            input.measure();
+            to[0] = input.width, to[1] = input.height, to[2] = input.error;
         });
     });
+}
+
+// Reads those files with these numbers that were not read; returns how many bytes they all have.
+int64_t load_inputs_door(HeldInputs& inputs, Array<const int32_t> numbers, Pool* pool) {
+    std::vector<int32_t> chosen(numbers.data(), numbers.data() + numbers.shape(0));
+    std::sort(chosen.begin(), chosen.end());
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    need(chosen.empty() || (chosen.front() >= 0 && static_cast<size_t>(chosen.back()) < inputs.size()),
+         "file_of needs the number of a file per sample");
+    std::vector<Input*> unread;
+    for (const int32_t n : chosen)
+        if (Input& input = inputs.at(n); input.is_unread()) unread.push_back(&input);
+    run_in_pool([&] {
+        return unread.empty() ||
+               for_each(static_cast<int64_t>(unread.size()), pool, [&](int64_t n) { unread[n]->try_to_load(); });
+    });
+    int64_t size = 0;
+    for (const int32_t n : chosen) size += static_cast<int64_t>(inputs.at(n).file.size);
+    return size;
 }
 
 using View = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 
 // The file and the entry points of an input, as far as they are known; the views keep the inputs alive.
-nb::tuple input_door(nb::handle_t<HeldInputs> self, size_t i) {
+nb::tuple input_door(nb::handle_t<HeldInputs> self, int64_t i) {
     const Input& input = nb::cast<HeldInputs&>(self).at(i);
     const auto view = [&](Bytes bytes) { return View(bytes.data, {bytes.size}, self); };
     return nb::make_tuple(view(input.file), view(input.entries));
@@ -528,7 +542,9 @@ nb::tuple input_door(nb::handle_t<HeldInputs> self, size_t i) {
 // `crops`: file_of, samples, boxes, flips, filters, one of each per crop; `shape`: height and width of the output. What
 // the plan needs is in sizes(); `taken` says of each crop whether the plan holds it, as Taken has it.
 void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_13, nb::tuple shape,
-                int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+                int64_t most_memory, Array<uint8_t> words, Pool* pool, Array<uint8_t> taken) {
+    need(reinterpret_cast<uintptr_t>(words.data()) % 16 == 0, "words must be aligned to 16 bytes");
+    request.words = words.data(), request.words_room = static_cast<int64_t>(words.shape(0));
     need(crops.size() == 5, "crops are file_of, samples, boxes, flips and filters");
     const auto file_of = nb::cast<Array<const int32_t>>(crops[0]), samples = nb::cast<Array<const int32_t>>(crops[1]);
     // Written to only where they are to be found.
@@ -552,38 +568,37 @@ void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_
     run_in_pool([&] { return plan.look(request, pool, reinterpret_cast<Taken*>(taken.data())); });
 }
 
-// The inputs must live until the plan is filled.
 void look_door(GpuPlan& plan, HeldInputs& inputs, int64_t bytes_per_entry, int64_t most_pixels, nb::tuple crops,
-               bool before_13, nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+               bool before_13, nb::tuple shape, int64_t most_memory, Array<uint8_t> words, Pool* pool,
+               Array<uint8_t> taken) {
     need(bytes_per_entry >= 0, "bytes_per_entry must be at least 0");
     GpuRequest request{};
     request.files = static_cast<int64_t>(inputs.size()), request.inputs = inputs.data();
     request.bytes_per_entry = bytes_per_entry, request.most_pixels = most_pixels;
-    plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
+    plan_crops(plan, request, crops, before_13, shape, most_memory, words, pool, taken);
 }
 
 // The same of files on disk, which are read here.
 void read_door(GpuPlan& plan, Files& files, nb::tuple images, nb::tuple entries, nb::tuple crops, bool before_13,
-               nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+               nb::tuple shape, int64_t most_memory, Array<uint8_t> words, Pool* pool, Array<uint8_t> taken) {
     const RangeArrays image_arrays = arrays_of(images), entry_arrays = arrays_of(entries);
     const size_t count = image_arrays.file.shape(0);
     GpuRequest request{};
     request.files = static_cast<int64_t>(count), request.disk = &files;
     request.images = ranges_of(image_arrays, count), request.entry_ranges = ranges_of(entry_arrays, count);
     need(count == 0 || request.images.crc != nullptr, "the images need their crc32c");
-    plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
+    plan_crops(plan, request, crops, before_13, shape, most_memory, words, pool, taken);
 }
 
 nb::tuple plan_sizes_door(const GpuPlan& plan) {
     const GpuSizes& s = plan.sizes();
-    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.words_at, s.staged,
-                          s.blocks, s.samples, s.pixels, s.between, s.weights);
+    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.staged, s.words, s.blocks,
+                          s.samples, s.pixels, s.between, s.weights);
 }
 
 void plan_components_door(const GpuPlan& plan, Array<uint8_t> out) { plan.components(out.data(), out.shape(0)); }
 
 void fill_door(GpuPlan& plan, Pool* pool, Array<uint8_t> staged) {
-    need(plan.is_ready(), "there is nothing planned that was not filled");
     need(static_cast<int64_t>(staged.shape(0)) >= plan.sizes().staged, "staged is too small");
     need(reinterpret_cast<uintptr_t>(staged.data()) % 16 == 0, "staged must be aligned to 16 bytes");
     run_in_pool([&] { return plan.fill(pool, staged.data()); });
@@ -629,14 +644,15 @@ NB_MODULE(_native, m) {
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<HeldInputs>(m, "Inputs")
         .def(nb::init<nb::list, nb::list>())
+        .def("load", &load_inputs_door, "numbers"_a, "pool"_a.none())
         .def("measure", &measure_inputs_door, "numbers"_a, "pool"_a.none(), "facts"_a)
         .def("at", &input_door);
     nb::class_<GpuPlan>(m, "GpuPlan")
         .def(nb::init<>())
         .def("look", &look_door, "inputs"_a, "bytes_per_entry"_a, "most_pixels"_a, "crops"_a, "before_13"_a, "shape"_a,
-             "most_memory"_a, "pool"_a.none(), "taken"_a)
+             "most_memory"_a, "words"_a, "pool"_a.none(), "taken"_a)
         .def("read", &read_door, "files"_a, "images"_a, "entries"_a, "crops"_a, "before_13"_a, "shape"_a,
-             "most_memory"_a, "pool"_a.none(), "taken"_a)
+             "most_memory"_a, "words"_a, "pool"_a.none(), "taken"_a)
         .def("sizes", &plan_sizes_door)
         .def("components", &plan_components_door)
         .def("fill", &fill_door, "pool"_a.none(), "staged"_a);

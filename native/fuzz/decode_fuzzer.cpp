@@ -199,6 +199,9 @@ void try_plan(Bytes file, const std::string& entries, const Box& box, const Targ
     GpuRequest request{};
     request.count = 2, request.files = 1, request.file_of = file_of;
     request.inputs = &input;
+    const size_t room = file.size + 64 + kGpuReadAhead;
+    const std::unique_ptr<uint8_t[]> words(new uint8_t[room]);
+    request.words = words.get(), request.words_room = static_cast<int64_t>(room);
     request.boxes = boxes, request.flips = flips, request.filters = filters,
     request.before_13 = target.order != Order::pillow_13;
     request.height = target.height, request.width = target.width, request.most_memory = int64_t{1} << 28;

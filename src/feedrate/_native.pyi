@@ -26,6 +26,7 @@ class Pool:
 
 class Inputs:
     def __init__(self, images: list[Any], entries: list[Any], /) -> None: ...
+    def load(self, numbers: _I32, pool: Pool | None) -> int: ...
     def measure(self, numbers: _I64, pool: Pool | None, facts: _I32) -> None: ...
     def at(self, number: int, /) -> tuple[_U8, _U8]: ...
 
@@ -40,6 +41,7 @@ class GpuPlan:
         before_13: bool,
         shape: tuple[int, int],
         most_memory: int,
+        words: _U8,
         pool: Pool | None,
         taken: _U8,
     ) -> None: ...
@@ -52,6 +54,7 @@ class GpuPlan:
         before_13: bool,
         shape: tuple[int, int],
         most_memory: int,
+        words: _U8,
         pool: Pool | None,
         taken: _U8,
     ) -> None: ...

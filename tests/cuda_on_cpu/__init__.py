@@ -80,7 +80,7 @@ def decode(
     launch: batch.Launch, cases: Sequence[Case], size: tuple[int, int], channels: int = 3, **options: Any
 ) -> tuple[Any, Any, Any]:
     """Decode a batch as a GPU would; return the pixels, the statuses, and which samples were taken."""
-    plan = batch.BatchPlan()
+    plan = batch.BatchPlan(aligned)
     taken = look(plan, cases, size, **options)
     return run(launch, plan, len(cases), size, taken, channels)
 
@@ -99,6 +99,7 @@ def run(
     guarded = aligned(staged + (1 << 17))
     buffers["staged"] = guarded[:staged]
     plan.fill(buffers["staged"])
+    buffers["words"] = plan.words
     assert (guarded[staged:] == FILLED).all(), "the planner wrote behind the end of what is staged"
     out = np.full((count, *size, channels), 77, np.uint8)
     statuses = np.full(count, -1, np.int32)

@@ -80,6 +80,10 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     GpuRequest request{};
     request.count = static_cast<int64_t>(count), request.files = static_cast<int64_t>(cases.size()), request.file_of = file_of.data();
     request.inputs = inputs.data();
+    int64_t room = kGpuReadAhead;
+    for (const Case& one : cases) room += static_cast<int64_t>(one.file.size()) + 64;
+    const Memory words = allocate(room);
+    request.words = words.get(), request.words_room = room;
     request.boxes = boxes.data(), request.flips = flips.data(), request.filters = filters.data();
     request.height = w.height, request.width = w.width, request.most_memory = int64_t{1} << 28;
     plan.look(request, nullptr, taken.data());
@@ -91,10 +95,10 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     out.assign(count * static_cast<size_t>(w.height * w.width * w.channels), 77);
     statuses.assign(count, -1);
     if (!s.images) return;
-    uint8_t *images = staged.get(), *groups = images + s.groups_at, *tiles = images + s.tiles_at, *items = images + s.items_at, *words = images + s.words_at;
+    uint8_t *images = staged.get(), *groups = images + s.groups_at, *tiles = images + s.tiles_at, *items = images + s.items_at;
     int32_t* status = statuses.data();
     start("prepare", s.images, 1, images, tables.get(), bounds.get(), weights.get(), status, w.width, w.height);
-    start("read_coefficients", s.groups, 1, images, groups, items, words, tables.get(), coefficients.get(), status);
+    start("read_coefficients", s.groups, 1, images, groups, items, words.get(), tables.get(), coefficients.get(), status);
     start("transform_blocks", 2, s.images, images, coefficients.get(), samples.get(), status);
     start("convert_pixels", s.tiles, 1, images, tiles, samples.get(), pixels.get(), w.channels);
     start("resize_first", s.tiles, 1, images, tiles, pixels.get(), bounds.get(), weights.get(), between.get(), w.width, w.height);

@@ -42,6 +42,7 @@ def decode() -> Decode:
             for name, count in plan.buffer_bytes().items()
         }
         buffers["staged"][: len(staged)].copy_(staged)
+        buffers["words"][: plan.sizes.words].copy_(torch.from_numpy(plan.words))
         out = torch.full((len(cases), *size, channels), 77, dtype=torch.uint8, device="cuda")
         statuses = torch.full((len(cases),), -1, dtype=torch.int32, device="cuda")
         batch.run(plan, launch, buffers, out, statuses, channels)

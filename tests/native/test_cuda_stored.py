@@ -103,6 +103,7 @@ def test_the_order_of_passes_is_that_of_the_planner_for_decoding(launch: Emulato
             assert taken.all()
             buffers = {name: aligned(count) for name, count in plan.buffer_bytes().items()}
             plan.fill(buffers["staged"])
+            buffers["words"] = plan.words
             decoded, statuses = np.zeros((1, *size, 3), np.uint8), np.zeros(1, np.int32)
             batch.run(plan, launch, buffers, decoded, statuses)
             whole = kernel.decode_one(data)
@@ -131,6 +132,7 @@ def test_images_that_are_decoded_whole_are_stored_with_a_byte_per_channel(
     assert taken.all()
     buffers = {name: aligned(count) for name, count in plan.buffer_bytes().items()}
     plan.fill(buffers["staged"])
+    buffers["words"] = plan.words
     wanted, rooms = [], []
     for case, components in zip(cases, plan.components(len(cases)).tolist(), strict=True):
         pixels = kernel.decode_one(case.data, mode="RGB" if channels == 3 else "L")

@@ -138,7 +138,8 @@ class Gpu:
         out = np.full((len(cases), *size, channels), 77, np.uint8)
         statuses = np.full(len(cases), -1, np.int32)
         there = [DeviceBytes(self, array.nbytes) for array in (out, statuses)]
-        for array, copy in zip((staged, out, statuses), (buffers["staged"], *there), strict=True):
+        given = [buffers["staged"], buffers["words"], *there]
+        for array, copy in zip((staged, self.plan.words, out, statuses), given, strict=True):
             copy.write(array)
         contract.run(self.plan, self.launch, buffers, *there, channels)
         for array, copy in zip((out, statuses), there, strict=True):

@@ -267,7 +267,9 @@ class _GpuDecoding:
         self._device, times = device, -(-BATCH_SIZE // len(jpegs))
         jpegs = [*jpegs] * times
         self._module = compile_source(kernels.source(), kernels.COMPILE_OPTIONS, device=device.index)
-        self._plan = kernels.BatchPlan()
+        self._plan = kernels.BatchPlan(
+            lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        )
         taken = self._plan.look(
             kernel.Inputs(jpegs, [kernel.scan(jpeg).entries for jpeg in jpegs]),
             boxes=np.tile(geometry.boxes, (times, 1)),
@@ -275,8 +277,9 @@ class _GpuDecoding:
             size=(_SIDE, _SIDE),
         )
         self.images = int(taken.sum())
-        self._staged = torch.empty(self._plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
-        self._plan.fill(self._staged.numpy())
+        staged = torch.empty(self._plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
+        self._plan.fill(staged.numpy())
+        self._given = {"staged": staged, "words": torch.from_numpy(self._plan.words)}
         sizes = self._plan.buffer_bytes()
         self._buffers = {
             name: torch.empty(size, dtype=torch.uint8, device=device) for name, size in sizes.items()
@@ -288,7 +291,8 @@ class _GpuDecoding:
         import torch
 
         for _ in range(times):
-            self._buffers["staged"][: len(self._staged)].copy_(self._staged, non_blocking=True)
+            for name, bytes_ in self._given.items():
+                self._buffers[name][: len(bytes_)].copy_(bytes_, non_blocking=True)
             kernels.run(self._plan, self._module.launch, self._buffers, self._out, self.statuses)
         torch.cuda.synchronize(self._device)
 

@@ -35,6 +35,10 @@ class Inputs:
         """Return a file's bytes and its entry points, as far as they have been read and found."""
         return self._native.at(number)
 
+    def load(self, numbers: I32, pool: Pool | None = None) -> int:
+        """Read files that were not yet; return how many bytes those with these numbers have."""
+        return self._native.load(numbers, None if pool is None else pool._native)
+
     def measure(self, numbers: I64, pool: Pool | None = None) -> tuple[I32, I32]:
         """Read the files with these numbers; return N x 2 widths and heights, and why each cannot be read.
 

@@ -3,7 +3,7 @@
 
     plan = BatchPlan()
     taken = plan.look(Inputs(images, entries), boxes=..., flips=..., size=(224, 224))
-    plan.fill(staged)  # staged: pinned memory of the host, which is then copied to the device
+    plan.fill(staged)  # staged and plan.words: pinned memory of the host, which is then copied to the device
     run(plan, launch, buffers, out, statuses)
 
 `launch` starts a kernel by its name: a GPU's launcher, or that of the tests, which runs the same source on
@@ -57,6 +57,7 @@ MOST_MEMORY = 4 << 30
 _GROUP_ITEMS = 160
 _TABLE_WORDS = 2 * ((1 << 9) + (1 << 11) + 2 * 82)
 _ALIGNMENT = 256
+_READ_AHEAD = 512
 _IS_TAKEN, _HAS_NO_ROOM = 1, 2  # as native/gpu_plan.h has it
 
 
@@ -101,8 +102,8 @@ class Sizes(NamedTuple):
     groups_at: int
     tiles_at: int
     items_at: int
-    words_at: int
     staged: int  # bytes in all
+    words: int  # bytes, too
     blocks: int  # of coefficients
     samples: int
     pixels: int
@@ -121,12 +122,14 @@ class BatchPlan:
     """What the GPU does for one batch. May be used again for the next, which then takes less memory anew.
 
     Attributes:
+        words: the entropy-coded bytes under the crops, as they go to the device.
         waiting: the crops for which there was no room beside the others.
     """
 
-    def __init__(self) -> None:
-        self._native = native.GpuPlan()
-        self._inputs: Inputs | None = None  # what the plan has the addresses of, until it is filled
+    def __init__(self, lend: Callable[[int], U8] = lambda size: np.empty(size, np.uint8)) -> None:
+        """Make a plan of nothing; `lend` returns so many bytes of memory for `words`, aligned to 16."""
+        self._native, self._lend = native.GpuPlan(), lend
+        self.words = np.empty(0, np.uint8)
         self.waiting = np.empty(0, np.int64)
         self.sizes = Sizes(*self._native.sizes())
         self.size = (0, 0)
@@ -142,10 +145,13 @@ class BatchPlan:
             most_pixels: not 0: whole images are wanted, of no more pixels than this; `boxes` is written to.
             crops: the crops to make of them.
         """
-        self._inputs = inputs
+        file_of, pool = crops.get("file_of"), crops.get("pool")
+        numbers = np.arange(len(inputs), dtype=np.int32) if file_of is None else file_of
+        size_bytes = inputs.load(numbers, pool)
         return self._plan(
             crops,
             self._native.look,
+            size_bytes,
             inputs=inputs._native,
             bytes_per_entry=bytes_per_entry,
             most_pixels=most_pixels,
@@ -160,16 +166,18 @@ class BatchPlan:
         return self._plan(
             crops,
             self._native.read,
+            int(np.maximum(images.length, 0).sum()),
             files=files._native,
             images=arrays_of(images, n),
             entries=arrays_of(entries, n),
         )
 
-    def _plan(self, crops: Crops, look: Callable[..., None], **where: Any) -> Flags:
+    def _plan(self, crops: Crops, look: Callable[..., None], size_bytes: int, **where: Any) -> Flags:
         n, pool = len(crops["boxes"]), crops.get("pool")
         if n > MAX_IMAGES:
             raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} crops, got {n}")
-        taken = np.zeros(n, np.uint8)
+        # A row of MCUs is padded to whole words; headers, which are left out, have more bytes than that.
+        taken, words = np.zeros(n, np.uint8), self._lend(size_bytes + 64 * n + _READ_AHEAD)
         filters, before_13 = crops.get("filters"), crops.get("before_13")
         filters = np.full(n, BILINEAR, np.uint8) if filters is None else filters
         given = (crops.get("file_of"), crops.get("samples"))
@@ -186,19 +194,19 @@ class BatchPlan:
             before_13=is_pillow_older(filters) if before_13 is None else before_13,
             shape=crops["size"],
             most_memory=crops.get("most_memory", MOST_MEMORY),
+            words=words,
             pool=None if pool is None else pool._native,
             taken=taken,
         )
         self.sizes = Sizes(*self._native.sizes())
-        self.size = crops["size"]
+        self.size, self.words = crops["size"], words[: self.sizes.words]
         self.waiting = np.flatnonzero(taken == _HAS_NO_ROOM)
         is_taken: Flags = taken == _IS_TAKEN
         return is_taken
 
     def fill(self, staged: U8, pool: Pool | None = None) -> None:
-        """Write the kernels' input, `sizes.staged` bytes, once."""
+        """Write the kernels' other input, `sizes.staged` bytes."""
         self._native.fill(pool=None if pool is None else pool._native, staged=staged)
-        self._inputs = None
 
     def components(self, samples: int) -> U8:
         """Return of each sample that was taken whether it is gray (1) or has colours (3); of others 0."""
@@ -211,6 +219,7 @@ class BatchPlan:
         sizes, (height, width) = self.sizes, self.size
         needed = {
             "staged": sizes.staged,
+            "words": sizes.words,
             "coefficients": max(sizes.blocks * 128, (sizes.pixels + sizes.between) * 4 + _ALIGNMENT),
             "samples": sizes.samples,
             "tables": sizes.images * _TABLE_WORDS * 4,
@@ -226,7 +235,7 @@ def run(
     """Start all kernels of a batch, in order.
 
     Args:
-        plan: filled, and the filled bytes copied to `buffers["staged"]`.
+        plan: filled; what was filled is copied to `buffers["staged"]`, and its words to `buffers["words"]`.
         launch: starts one kernel, after those before it.
         buffers: arrays of bytes on the device, as `BatchPlan.buffer_bytes` names them, aligned to 256 bytes.
         out: bytes for N x height x width x channels, aligned to 4 bytes; those of samples that were not taken
@@ -272,9 +281,9 @@ def _run_to_samples(
     """Start the kernels before the conversion to pixels; return the images and tiles on the device."""
     sizes, (height, width) = plan.sizes, plan.size
     staged = buffers["staged"]
-    starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at, sizes.words_at)
-    images, groups, tiles, items, words = (staged[start:] for start in starts)
-    tables, coefficients = buffers["tables"], buffers["coefficients"]
+    starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at)
+    images, groups, tiles, items = (staged[start:] for start in starts)
+    words, tables, coefficients = buffers["words"], buffers["tables"], buffers["coefficients"]
     n, shape = sizes.images, (np.int32(width), np.int32(height))
     launch("prepare", (n, 1), 128, [images, tables, buffers["bounds"], buffers["weights"], statuses, *shape])
     launch(

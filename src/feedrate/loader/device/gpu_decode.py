@@ -260,7 +260,7 @@ class GpuDecoder:
         try:
             plan = self._plans.pop()
         except IndexError:
-            plan = kernels.BatchPlan()
+            plan = kernels.BatchPlan(_lend_pinned)
         planned = request.plan(plan, chosen, most_memory=self._most_memory)
         if not planned.taken.any():
             return None  # without the plan, which may hold many bytes that it read in vain
@@ -273,11 +273,13 @@ class GpuDecoder:
 
         staged = transfer.make_pinned((plan.sizes.staged,), torch.uint8)
         plan.fill(staged.numpy(), request.pool)
-        count = len(planned.taken)
+        words, count = transfer.find_pinned(plan.words), len(planned.taken)
+        plan.words = plan.words[:0].copy()  # torch knows when that memory may serve again
         with self.queueing(plan.buffer_bytes()) as buffers:
             # None of the kernels' own, so that a sample without a status of theirs does not pass for good.
             statuses = torch.full((count,), -1, dtype=torch.int32, device=self.device)
             buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
+            buffers["words"][: len(words)].copy_(words, non_blocking=True)
             out = run(plan, buffers, statuses)
             here = transfer.make_pinned((count,), torch.int32)
             here.copy_(statuses, non_blocking=True)
@@ -431,6 +433,13 @@ def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: A
         else:
             there = transfer.send(pixels, out.device)
         out.index_copy_(0, transfer.send(at, out.device), there)
+
+
+def _lend_pinned(size_bytes: int) -> U8:
+    import torch
+
+    memory: U8 = transfer.make_pinned((size_bytes,), torch.uint8).numpy()
+    return memory
 
 
 @functools.cache
