@@ -63,9 +63,13 @@ bool copy_codes(const Header& header, GpuImage& image) {
 }
 
 // False: a predictor is beyond 16 bits, which no block can have.
-bool copy_predictors(const Entry& entry, const Header& header, short* to) {
-    std::copy_n(entry.predictor, header.component_count, to);
-    return std::equal(to, to + header.component_count, entry.predictor);
+bool copy_predictors(const Entry& entry, short* to) {
+    bool fits = true;
+    for (int i = 0; i < kMaxComponents; ++i) {
+        to[i] = static_cast<short>(entry.predictor[i]);
+        fits = fits && to[i] == entry.predictor[i];
+    }
+    return fits;
 }
 
 // Sets what is the file's and the window's. False: it is of an unusual kind.
@@ -199,9 +203,9 @@ bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, S
     runs.clear();
     items = 0, bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
-    for (int row = rows.begin; row < rows.end; ++row)
-        for (int column = columns.begin / step * step; column < columns.end; column += step) {
-            const int64_t at = entries.number(row, column);
+    for (int row = rows.begin; row < rows.end; ++row) {
+        int64_t at = entries.number(row, columns.begin);
+        for (int column = columns.begin / step * step; column < columns.end; column += step, ++at) {
             const Entry& entry = entries.at(at);
             const int stop = std::min(column + step, header.mcus_per_row), end = std::min(stop, columns.end);
             GpuItem item{};
@@ -210,13 +214,13 @@ bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, S
             item.count = static_cast<unsigned short>(end - column);
             item.word = entry.bit;
             item.end = static_cast<unsigned>(kNoEnd);
-            bool fits = copy_predictors(entry, header, item.predictor);
+            bool fits = copy_predictors(entry, item.predictor);
             int64_t between;
             if (at + 1 < entries.count()) {
                 const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
-                fits = copy_predictors(next, header, item.end_predictor) && fits;
+                fits = copy_predictors(next, item.end_predictor) && fits;
                 between = next.bit / 8 - entry.bit / 8;
             } else {
                 const uint8_t* from = begin + entry.bit / 8;
@@ -233,6 +237,7 @@ bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, S
             bytes += between;
             runs.push_back(item);
         }
+    }
     return true;
 }
 
