@@ -208,7 +208,8 @@ bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, S
         for (int column = columns.begin / step * step; column < columns.end; column += step, ++at) {
             const Entry& entry = entries.at(at);
             const int stop = std::min(column + step, header.mcus_per_row), end = std::min(stop, columns.end);
-            GpuItem item{};
+            // In its place: small parts of a copy, put together, would have to be waited for.
+            GpuItem& item = runs.emplace_back();
             item.row = static_cast<unsigned short>(row - rows.begin);
             item.column = static_cast<short>(column - columns.begin);
             item.count = static_cast<unsigned short>(end - column);
@@ -235,7 +236,6 @@ bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, S
             }
             items += parts;
             bytes += between;
-            runs.push_back(item);
         }
     }
     return true;
@@ -260,16 +260,17 @@ bool Scan::stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const {
         const uint8_t* at = in.reach(from);
         if (!at) return false;
         int64_t mcu = static_cast<int64_t>(first_row + run.row) * mcus_per_row + first_column + run.column;
-        GpuItem item = run;
+        GpuItem* item = out + count;
+        *item = run;
         unsigned first_bit = run.word % 8;
         for (int left = run.count; left > 0;) {
             const int64_t until = every ? std::min(mcu + left, (mcu / every + 1) * every) : mcu + left;
             left -= static_cast<int>(until - mcu);
-            item.count = static_cast<unsigned short>(until - mcu);
-            item.how_it_ends = run.how_it_ends;
-            item.word = static_cast<unsigned>(word + (at - to) / 4);
+            item->count = static_cast<unsigned short>(until - mcu);
+            item->how_it_ends = run.how_it_ends;
+            item->word = static_cast<unsigned>(word + (at - to) / 4);
             const int64_t aside = (at - to) % 4;  // bytes of the word before the item's first
-            item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
+            item->first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
             const bool is_marker_due = every && until % every == 0 && (left || is_exact);
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
             const bool is_at_end = stop && has_end && !is_marker_due;
@@ -278,12 +279,12 @@ bool Scan::stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const {
                 if (is_exact) return false;
                 stop = in.reach_marker();
             }
-            item.end = static_cast<unsigned>((stop - at + aside) * 8);
+            item->end = static_cast<unsigned>((stop - at + aside) * 8);
             if (is_marker_due) {
                 in.finish(in.marker());
                 const uint8_t *row_end = end_of(*last), *marker = skip_fill(in.marker(), row_end);
                 if (marker >= row_end || *marker != restart_marker(until / every - 1)) return false;
-                item.how_it_ends = kGpuEndsPadded;
+                item->how_it_ends = kGpuEndsPadded;
                 in.go_on(marker + 1);
                 at = in.at();
                 // The next entry point stands behind the marker, and begins anew.
@@ -295,13 +296,16 @@ bool Scan::stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const {
                 // The byte of the last bits may begin a marker only where the crop does not need those bits.
                 const bool is_marker = run.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
                 if (is_marker && is_exact) return false;
-                if (!is_marker) item.end += run.end % 8;
+                if (!is_marker) item->end += run.end % 8;
             }
-            out[count++] = item;
+            ++count;
             mcu = until;
-            item.column = static_cast<short>(item.column + item.count);
+            if (left == 0) break;
+            item[1] = item[0];
+            ++item;
+            item->column = static_cast<short>(item->column + item->count);
             first_bit = 0;
-            std::fill_n(item.predictor, 3, short{0});
+            std::fill_n(item->predictor, 3, short{0});
         }
         // The last of its row: its bytes to the end, and what is begun of the next.
         if (&run == last) {
