@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -151,7 +152,7 @@ class Others:
             self.left_out = dict.fromkeys(["kernels", "nvJPEG", "nvImageCodec"], "not on a GPU")
             return
         self._module = compile_source(contract.source(), contract.COMPILE_OPTIONS)
-        self._pool = kernel.Pool(torch.get_num_threads())
+        self._pool = kernel.Pool(len(os.sched_getaffinity(0)))
         if reason := why_no_nvjpeg():
             self.left_out["nvJPEG"] = reason
         try:

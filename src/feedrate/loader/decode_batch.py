@@ -361,8 +361,12 @@ class _Request:
         return np.argsort(self.wanted.crops.image, kind="stable"), Counter()
 
     def split(self, chosen: I64) -> Sequence[I64]:
-        size = min(max(_SLICE, -(-len(chosen) // _SLICES)), kernels.MAX_IMAGES)
-        return [chosen[start : start + size] for start in range(0, len(chosen), size)]
+        count, image = len(chosen), self.wanted.crops.image[chosen]
+        if count > kernels.MAX_IMAGES:
+            return np.array_split(chosen, -(-count // kernels.MAX_IMAGES))
+        parts = max(min(count // _SLICE, _SLICES), 1)
+        starts = np.searchsorted(image, image[np.arange(1, parts) * count // parts])  # each with a new image
+        return [part for part in np.split(chosen, starts) if len(part)]
 
     def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
         crops = self.wanted.crops.take(chosen)

@@ -187,6 +187,17 @@ def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
     assert gpu.launches.count("read_coefficients") > 2 * turns
 
 
+def test_crops_of_an_image_are_planned_together_whatever_the_parts(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLICE", 4)
+    index = [1, 0, 0, 1, *[0] * 20]
+    boxes = draw_boxes(np.random.default_rng(2), [JPEG, MIXED[0]], index)
+    got = decode_batch([JPEG, MIXED[0]], boxes, 16, image_index=index, device="cuda")
+    assert torch.equal(got, one_by_one([JPEG, MIXED[0]], boxes, 16, image_index=index))
+    assert gpu.launches.count("read_coefficients") == 1  # cuts fall on the first image alone
+
+
 def test_an_image_too_large_for_the_gpus_buffers_is_made_by_the_cpu_after_the_turns(
     gpu: FakeGpu, by_cpu: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
