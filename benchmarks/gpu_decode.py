@@ -150,25 +150,26 @@ class GpuDecoder:
     ) -> None:
         self.photos, self.count, self.module = photos, count, module
         self.plans: list[Any] = []
-        self.hosts: list[torch.Tensor] = []
-        self.staged: list[torch.Tensor] = []
+        self.hosts: list[dict[str, torch.Tensor]] = []
+        self.staged: list[dict[str, torch.Tensor]] = []
         self.look_s: list[float] = []
         self.fill_s: list[float] = []
         self.launches: dict[str, int] = {}  # kernel -> threads of a block
-        plan, needed, taken = contract.BatchPlan(), dict[str, int](), []
+        plan, needed, taken = contract.BatchPlan(lend_pinned), dict[str, int](), []
         for first in range(0, len(photos.order) - count + 1, count):
             images = slice(first, first + count)
             began = time.perf_counter()
-            data, these = photos.look(
-                plan, images, photos.boxes, arguments.size, FILTERS[arguments.filter], pool
-            )
+            these = photos.look(plan, images, photos.boxes, arguments.size, FILTERS[arguments.filter], pool)
             self.look_s.append(time.perf_counter() - began)
-            host = torch.empty(plan.sizes.staged, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+            staged = lend_pinned(plan.sizes.staged)
             began = time.perf_counter()
-            plan.fill(data, host.numpy(), pool)
+            plan.fill(staged, pool)
             self.fill_s.append(time.perf_counter() - began)
+            host = {"staged": torch.from_numpy(staged), "words": torch.from_numpy(plan.words)}
             bytes_ = plan.buffer_bytes()
-            self.staged.append(torch.empty(bytes_.pop("staged"), dtype=torch.uint8, device=DEVICE))
+            self.staged.append(
+                {name: torch.empty(bytes_.pop(name), dtype=torch.uint8, device=DEVICE) for name in host}
+            )
             needed = {name: max(size, needed.get(name, 0)) for name, size in bytes_.items()}
             self.hosts.append(host)
             self.plans.append(SimpleNamespace(sizes=plan.sizes, size=plan.size))
@@ -186,13 +187,13 @@ class GpuDecoder:
 
     def run(self, number: int, launch: contract.Launch | None = None) -> None:
         number %= len(self.plans)
-        buffers = {**self.buffers, "staged": self.staged[number]}
+        buffers = {**self.buffers, **self.staged[number]}
         contract.run(self.plans[number], launch or self.launch, buffers, self.out, self.statuses[number])
 
     def copy_and_run(self, number: int) -> None:
         number %= len(self.plans)
-        host = self.hosts[number]
-        self.staged[number][: len(host)].copy_(host, non_blocking=True)
+        for name, host in self.hosts[number].items():
+            self.staged[number][name][: len(host)].copy_(host, non_blocking=True)
         self.run(number)
 
     def time_kernels(self) -> dict[str, float]:
@@ -227,7 +228,7 @@ class GpuDecoder:
 
     def describe(self) -> dict[str, Any]:
         images = len(self.plans) * self.count
-        staged = sum(len(host) for host in self.hosts)
+        staged = sum(len(part) for host in self.hosts for part in host.values())
         statuses = self.statuses.cpu().numpy()
         return {
             "batch": self.count,
@@ -242,6 +243,11 @@ class GpuDecoder:
             "host_look_ms": median(self.look_s) * 1e3,
             "host_fill_ms": median(self.fill_s) * 1e3,
         }
+
+
+def lend_pinned(size: int) -> Any:
+    """Return memory of the host from which copies go fast; the tensor that owns it lives as long."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=DEVICE == "cuda").numpy()
 
 
 def describe_kernel(module: Any, name: str, block: int, threads_per_sm: int) -> dict[str, float]:
@@ -321,15 +327,14 @@ def check(photos: PhotoCopies, arguments: argparse.Namespace, module: Any, pool:
     count, size = len(photos.files), (arguments.size, arguments.size)
     for what, boxes in (("crops", photos.boxes), ("whole images", photos.whole)):
         plan = contract.BatchPlan()
-        data, taken = photos.look(
-            plan, slice(0, count), boxes, arguments.size, FILTERS[arguments.filter], pool
-        )
+        taken = photos.look(plan, slice(0, count), boxes, arguments.size, FILTERS[arguments.filter], pool)
         staged = torch.empty(plan.sizes.staged, dtype=torch.uint8)
-        plan.fill(data, staged.numpy(), pool)
+        plan.fill(staged.numpy(), pool)
         buffers = {
             name: torch.empty(n, dtype=torch.uint8, device=DEVICE) for name, n in plan.buffer_bytes().items()
         }
         buffers["staged"][: len(staged)].copy_(staged)
+        buffers["words"][: plan.sizes.words].copy_(torch.from_numpy(plan.words))
         pixels = torch.zeros(count, *size, 3, dtype=torch.uint8, device=DEVICE)
         ended = torch.full((count,), -1, dtype=torch.int32, device=DEVICE)
         contract.run(plan, module.launch, buffers, pixels, ended)

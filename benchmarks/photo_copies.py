@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ class PhotoCopies:
         copies = max(1, math.ceil(gigabytes * 1e9 / sum(map(len, self.files))))
         self.order = np.concatenate([rng.permutation(len(self.files)) for _ in range(copies)])
         self.data, self.starts = self._join(self.files)
+        self.data.setflags(write=False)  # so that nothing copies it
         self.crcs = np.array([kernel.crc32c(data) for data in self.files], np.uint32)[self.order]
         self.whole = np.array([(0, 0, *sizes[i]) for i in self.order], np.int32)
         self.boxes = np.array([draw_box(*sizes[i], draw) for i in self.order], np.int32)
@@ -47,6 +49,7 @@ class PhotoCopies:
     def note_entries(self, bytes_per_entry: int) -> None:
         found = [kernel.find_entry_points(data, bytes_per_entry) for data in self.files]
         self.entries, self.entry_starts = self._join(found)
+        self.entries.setflags(write=False)
         say(
             f"entry points every {bytes_per_entry} bytes: "
             f"{self.entry_starts[-1] / self.starts[-1]:.2%} of the files"
@@ -60,19 +63,24 @@ class PhotoCopies:
 
     def look(
         self, plan: contract.BatchPlan, images: slice, boxes: Any, size: int, filter_: int, pool: Any
-    ) -> tuple[Any, Any]:
-        """Plan a batch; return its bytes and which images were taken."""
-        count = images.stop - images.start
-        ends = slice(images.start, images.stop + 1)
-        starts, entry_starts = self.starts[ends], self.entry_starts[ends]
-        data = self.data[starts[0] : starts[-1]]
-        taken = plan.look(
-            data, starts - starts[0], self.crcs[images],
-            self.entries[entry_starts[0] : entry_starts[-1]], entry_starts - entry_starts[0],
-            boxes=boxes[images], flips=self.flips[images], filters=np.full(count, filter_, np.uint8),
-            size=(size, size), most_memory=MOST_MEMORY, pool=pool,
+    ) -> Any:
+        """Plan a batch; return which images were taken."""
+        return plan.look(
+            kernel.Inputs(*self.take(images)), boxes=boxes[images], flips=self.flips[images],
+            filters=np.full(images.stop - images.start, filter_, np.uint8), size=(size, size),
+            most_memory=MOST_MEMORY, pool=pool,
         )  # fmt: skip
-        return data, taken
+
+    def take(self, images: slice) -> tuple[list[memoryview], list[memoryview]]:
+        """Return the bytes of some images, and their entry points."""
+        data, entries = (
+            [memoryview(whole)[a:b] for a, b in itertools.pairwise(starts[images.start : images.stop + 1])]
+            for whole, starts in (
+                (self.data, self.starts.tolist()),
+                (self.entries, self.entry_starts.tolist()),
+            )
+        )
+        return data, entries
 
 
 def draw_box(width: int, height: int, rng: random.Random) -> Box:

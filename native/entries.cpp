@@ -43,47 +43,27 @@ private:
     int count_ = 0;
 };
 
-// Reads no further than `end`; what is missing is zero.
-class PackedReader {
-public:
-    PackedReader(const uint8_t* at, const uint8_t* end) : at_(at), end_(end) {}
-    uint32_t get(int bits) {
-        if (count_ < bits) refill();
-        const auto value = static_cast<uint32_t>(held_ & ((uint64_t{1} << bits) - 1));
-        held_ >>= bits;
-        count_ -= bits;
-        return value;
-    }
+uint64_t little_u64(const uint8_t* at) { return little_u32(at) | static_cast<uint64_t>(little_u32(at + 4)) << 32; }
 
-private:
-    // 56 bits or more afterwards.
-    void refill() {
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-        if (end_ - at_ >= 8) {
-            uint64_t word;
-            std::memcpy(&word, at_, 8);
-            held_ |= word << count_;
-            at_ += (63 - count_) / 8;
-            count_ |= 56;
-            return;
-        }
-#endif
-        for (; count_ <= 56; count_ += 8) held_ |= static_cast<uint64_t>(at_ < end_ ? *at_++ : 0) << count_;
-    }
+// The last bytes; what lies behind them is zero.
+uint64_t last_bytes(const uint8_t* from, const uint8_t* end) {
+    uint8_t padded[8] = {};
+    std::copy(from, end, padded);
+    return little_u64(padded);
+}
 
-    const uint8_t *at_, *end_;
-    uint64_t held_ = 0;
-    int count_ = 0;
-};
+// 57 bits or more from one of `packed` on.
+inline uint64_t bits_at(Bytes packed, size_t bit) {
+    const uint8_t* from = packed.data + bit / 8;
+    return (packed.end() - from >= 8 ? little_u64(from) : last_bytes(from, packed.end())) >> bit % 8;
+}
 
 // How the entries of a file are stored.
 struct Widths {
     int distance = 1, predictor[kMaxComponents] = {};
 
-    int64_t bytes(int64_t count) const {
-        const int64_t bits = distance + predictor[0] + predictor[1] + predictor[2];
-        return (count * bits + 7) / 8;
-    }
+    int bits() const { return distance + predictor[0] + predictor[1] + predictor[2]; }
+    int64_t bytes(int64_t count) const { return (count * bits() + 7) / 8; }
 };
 
 Outcome bad(Why why, int64_t a = 0, int64_t b = 0) { return {Status::bad_entries, why, a, b}; }
@@ -188,7 +168,6 @@ void Entries::trim(size_t limit) {
 
 Outcome Entries::open(Bytes bytes, const Header& header) {
     per_row_ = 0;
-    entries_.clear();
     if (bytes.size == 0) return {};
     const uint8_t* p = bytes.data;
     const int components = header.component_count;
@@ -212,17 +191,23 @@ Outcome Entries::open(Bytes bytes, const Header& header) {
         return bad(Why::entries_short, static_cast<int64_t>(bytes.size), needed);
 
     entries_.resize(static_cast<size_t>(count));
-    PackedReader reader(p + head, p + bytes.size);
+    const Bytes packed{p + head, bytes.size - head};
     const int64_t end = static_cast<int64_t>(header.scan_end - header.scan_begin) * 8;
+    const uint64_t distance_mask = (uint64_t{1} << widths.distance) - 1;
+    size_t at = 0;
     int64_t bit = 0;
-    for (int64_t n = 0; n < count; ++n) {
-        const uint32_t distance = reader.get(widths.distance);
-        bit += distance;
+    for (int64_t n = 0; n < count; ++n, at += static_cast<size_t>(widths.bits())) {
+        const uint64_t distance = bits_at(packed, at) & distance_mask;
+        bit += static_cast<int64_t>(distance);
         if ((distance == 0) != (n == 0) || bit >= end) return bad(Why::entries_offsets, n);
         Entry& entry = entries_[n];
         entry.bit = static_cast<uint32_t>(bit);
-        for (int i = 0; i < components; ++i)
-            entry.predictor[i] = lowest[i] + static_cast<int>(reader.get(widths.predictor[i]));
+        // 48 bits at the most.
+        uint64_t values = bits_at(packed, at + static_cast<size_t>(widths.distance));
+        for (int i = 0; i < kMaxComponents; ++i) {
+            entry.predictor[i] = lowest[i] + static_cast<int>(values & ((uint64_t{1} << widths.predictor[i]) - 1));
+            values >>= widths.predictor[i];
+        }
     }
     per_row_ = per_row;
     check_step_ = step_ * static_cast<int>(std::clamp<int64_t>(count * kBytesPerEntry * 8 / end, 1, per_row));

@@ -49,7 +49,7 @@ void Entropy::seek(int64_t mcu, uint32_t bit, const int* predictors, int64_t byt
 void Entropy::load(const uint8_t* from, unsigned bit, size_t bytes) {
     const size_t room = std::min(bytes + static_cast<size_t>(kMaxMcuBytes) + 8, kWindow);
     size_t size = 0;
-    stop_ = level().unstuff(from, end_, window_.data(), room, size);
+    stop_ = level().unstuff(from, end_, end_, window_.data(), room, size);
     std::fill_n(window_.data() + size, 16, uint8_t{0});
     known_ = 0;
     known_from_ = from;

@@ -25,7 +25,7 @@ static_assert(kGpuMaxBlocks == kMaxBlocks && kGpuWeightBits == kWeightBits, "lay
 
 constexpr int64_t kAlignment = 256;  // of the parts of what is staged
 constexpr int64_t kNoEnd = 0xFFFFFFFF;
-constexpr size_t kKeptBytes = size_t{64} << 20;  // of memory that files were read into
+constexpr size_t kKeptBytes = size_t{4} << 20;  // of memory that a thread reads files into
 
 int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
@@ -63,9 +63,37 @@ bool copy_codes(const Header& header, GpuImage& image) {
 }
 
 // False: a predictor is beyond 16 bits, which no block can have.
-bool copy_predictors(const Entry& entry, const Header& header, short* to) {
-    std::copy_n(entry.predictor, header.component_count, to);
-    return std::equal(to, to + header.component_count, entry.predictor);
+bool copy_predictors(const Entry& entry, short* to) {
+    bool fits = true;
+    for (int i = 0; i < kMaxComponents; ++i) {
+        to[i] = static_cast<short>(entry.predictor[i]);
+        fits = fits && to[i] == entry.predictor[i];
+    }
+    return fits;
+}
+
+// Sets what is the file's and the window's. False: it is of an unusual kind.
+bool describe(const Header& header, Span rows, Span columns, GpuImage& image) {
+    image = GpuImage();
+    if (!copy_codes(header, image)) return false;
+    image.components = header.component_count;
+    image.half_width = header.half_width, image.half_height = header.half_height;
+    int64_t blocks = 0;
+    for (int n = 0; n < header.component_count; ++n) {
+        const Component& from = header.component[n];
+        GpuComponent& c = image.component[n];
+        for (int k = 0; k < 64; ++k) image.quant[n][kNatural[k]] = header.quant[from.quant][k];
+        c.h = from.h, c.v = from.v, c.width = from.width, c.height = from.height;
+        c.wide = (columns.end - columns.begin) * c.h;
+        c.first_block = static_cast<int>(blocks);
+        c.plane = static_cast<int>(blocks * 64);
+        c.left = columns.begin * 8 * c.h, c.top = rows.begin * 8 * c.v;
+        image.blocks_per_mcu += c.h * c.v;
+        blocks += static_cast<int64_t>(c.wide) * (rows.end - rows.begin) * c.v;
+        if (blocks * 64 > INT32_MAX) return false;
+    }
+    image.blocks = static_cast<int>(blocks);
+    return true;
 }
 
 // An even number: lines are resized two at a time.
@@ -79,9 +107,9 @@ Box box_of(const GpuRequest& r, int64_t i) {
     return {r.boxes[4 * i], r.boxes[4 * i + 1], r.boxes[4 * i + 2], r.boxes[4 * i + 3]};
 }
 
-// Copies entropy-coded bytes without their stuffing, and tells where each goes. Bytes between two of 0xFF are copied at
-// once, however many entry points are among them. Never more is written than the bytes that were begun, which are also
-// the room for them: entry points and markers are the file maker's, and may stand anywhere.
+// Copies entropy-coded bytes without their stuffing, and tells where each goes. Never more is written than the bytes
+// that were begun, which are also the room for them: entry points and markers are the file maker's, and may stand
+// anywhere.
 class Unstuffing {
 public:
     explicit Unstuffing(uint8_t* out) : to_(out) {}
@@ -91,26 +119,24 @@ public:
         go_on(from);
     }
     // Passes over what lies before `from`, such as a marker.
-    void go_on(const uint8_t* from) {
-        from_ = from;
-        mark_ = find(from);
-    }
-    // Where the byte at `target` goes; null when a marker stands before it, or it is a stuffed zero.
+    void go_on(const uint8_t* from) { first_ = from_ = from; }
+    // Where the byte at `target` goes; null when a marker stands before it, or it is a stuffed zero. It is not before
+    // the one that was reached last.
     uint8_t* reach(const uint8_t* target) {
-        while (mark_ < target)
-            if (!pass()) return nullptr;
-        return target < from_ ? nullptr : to_ + (target - from_);
+        if (from_ < target) copy(target);
+        const bool is_stuffing = target > first_ && target < limit_ && target[-1] == 0xFF && *target == 0;
+        return from_ < target || is_stuffing ? nullptr : to_ - (from_ - target);
     }
     // Where the next marker, or the end of what was begun, would go.
     uint8_t* reach_marker() {
-        while (mark_ < limit_ && pass()) {}
-        return to_ + (mark_ - from_);
+        copy(limit_);
+        return to_;
     }
-    const uint8_t* marker() const { return mark_; }
-    // Copies what lies before `target`, which was reached; the next byte goes to where this returns.
+    // Where a copy stopped that came to no end.
+    const uint8_t* marker() const { return from_; }
+    // What lies behind `target`, which was reached, is not wanted; the next byte goes to where this returns.
     uint8_t* finish(const uint8_t* target) {
-        std::memcpy(to_, from_, static_cast<size_t>(target - from_));
-        to_ += target - from_;
+        to_ -= from_ - target;
         from_ = target;
         return to_;
     }
@@ -119,59 +145,31 @@ public:
     uint8_t* at() const { return to_; }
 
 private:
-    const uint8_t* find(const uint8_t* from) const {
-        const void* found = from < limit_ ? std::memchr(from, 0xFF, static_cast<size_t>(limit_ - from)) : nullptr;
-        return found ? static_cast<const uint8_t*>(found) : limit_;
-    }
-    // Copies up to the byte of 0xFF, and with it, unless it begins a marker.
-    bool pass() {
-        if (limit_ - mark_ < 2 || mark_[1] != 0) return false;
-        const uint8_t* next = mark_ + 2;
-        finish(mark_ + 1);
-        go_on(next);
-        return true;
+    void copy(const uint8_t* target) {
+        size_t size = 0;
+        from_ = unstuff_(from_, target, limit_, to_, static_cast<size_t>(limit_ - from_), size);
+        to_ += size;
     }
 
-    const uint8_t *limit_ = nullptr, *from_ = nullptr, *mark_ = nullptr;
+    decltype(Level::unstuff) unstuff_ = level().unstuff;
+    const uint8_t *first_ = nullptr, *limit_ = nullptr,
+                  *from_ = nullptr;  // all before `from_` is copied to before `to_`
     uint8_t* to_;
 };
 
-}  // namespace
+struct Found {
+    Bytes image, entries;
+    uint32_t crc = 0;
+};
 
-int64_t GpuSizes::memory(int height, int width) const {
-    const int64_t tables = images * kGpuPairs * kGpuPairWords * 4, bounds = images * 2 * (height + width) * 4;
-    return staged + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
-}
-
-// Sets what belongs to one crop alone: its place and its resize.
-void GpuPlan::place(const GpuRequest& r, int64_t i) {
-    Sample& s = samples_[i];
-    GpuImage& image = s.image;
-    const Box box = box_of(r, i);
-    const auto filter = static_cast<Filter>(r.filters[i]);
-    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, order_of(r.before_13)};
-    image.sample = static_cast<int>(i);
-    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
-    image.flip = target.flip, image.filter = r.filters[i],
-    image.down_first = is_down_first(image.width, image.height, target);
-    image.taps[0] = most_taps(image.width, r.width, filter), image.taps[1] = most_taps(image.height, r.height, filter);
-    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
-    s.pixels = static_cast<int64_t>(image.width) * image.height;
-    // Whole quadruples, which are one load.
-    s.between = round_up(
-        static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height),
-        4);
-    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
-    s.is_taken = true;
-}
-
-// False when there are no entry points, or something cannot be read, or is not what it was.
-bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Bytes& entries) {
-    if (!r.disk) {
-        image = {r.data + r.starts[number], static_cast<size_t>(r.starts[number + 1] - r.starts[number])};
-        entries = {r.entries + r.entry_starts[number],
-                   static_cast<size_t>(r.entry_starts[number + 1] - r.entry_starts[number])};
-        return entries.size != 0;
+// Until the thread finds those of the next file. False when there are no entry points, or something cannot be read, or
+// is not what it was.
+bool find_bytes(const GpuRequest& r, int64_t number, Found& found) {
+    if (r.inputs) {
+        Input& input = r.inputs[number];
+        if (!input.prepare(r.bytes_per_entry)) return false;
+        found = {input.file, input.entries, input.crc};
+        return found.entries.size != 0;
     }
     const auto read = [&](const Ranges& ranges, Buffer& to, Bytes& bytes) {
         const int64_t length = ranges.length[number];
@@ -179,211 +177,100 @@ bool GpuPlan::find_bytes(const GpuRequest& r, int64_t number, Bytes& image, Byte
         if (is_read) bytes = {to.data(), static_cast<size_t>(length)};
         return is_read;
     };
-    thread_local Buffer points;
-    if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, entries)) return false;
-    return read(r.images, read_[number], image) && crc32c(image.data, image.size, 0) == r.crcs[number];
+    thread_local Buffer file, points;
+    file.trim(kKeptBytes), points.trim(kKeptBytes);
+    if (r.entry_ranges.length[number] <= 0 || !read(r.entry_ranges, points, found.entries)) return false;
+    found.crc = r.images.crc[number];
+    return read(r.images, file, found.image) && crc32c(found.image.data, found.image.size, 0) == found.crc;
 }
 
-void GpuPlan::look_at(const GpuRequest& r, int64_t number, const int64_t* crops, int64_t count) {
-    Bytes file, packed;
-    if (!find_bytes(r, number, file, packed)) return;
-    Header header;
-    thread_local Entries kept;
-    Entries& entries = kept;
-    if (!check_entries(packed, r.crcs[number]).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
-    if (!is_possible(header) || !entries.open(packed, header).ok()) return;
-    const int64_t* first =
-        std::find_if(crops, crops + count, [&](int64_t i) { return is_inside(box_of(r, i), header); });
-    if (first == crops + count) return;
-    Box window = box_of(r, *first);
-    for (const int64_t* other = first + 1; other < crops + count; ++other) {
-        const Box box = box_of(r, *other);
-        if (!is_inside(box, header)) continue;
-        window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
-        window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
-    }
-    Sample& s = samples_[*first];
-    GpuImage& image = s.image;
-    image = GpuImage();
-    if (!copy_codes(header, image)) return;
+// What is staged of a file: the bytes from one entry point to the next, under a window.
+struct Scan {
+    const uint8_t *begin = nullptr, *limit = nullptr;
+    int restart_interval = 0, mcus_per_row = 0, first_row = 0, first_column = 0;
+    std::vector<GpuItem> runs;     // `word` and `end`: bits in the entropy-coded data
+    int64_t items = 0, bytes = 0;  // room for what is staged, at the most
 
-    image.leader = static_cast<int>(*first);
-    image.components = header.component_count;
-    image.half_width = header.half_width, image.half_height = header.half_height;
-    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
-    int64_t blocks = 0, per_mcu = 0;
-    for (int n = 0; n < header.component_count; ++n) {
-        const Component& from = header.component[n];
-        GpuComponent& c = image.component[n];
-        for (int k = 0; k < 64; ++k) image.quant[n][kNatural[k]] = header.quant[from.quant][k];
-        c.h = from.h, c.v = from.v, c.width = from.width, c.height = from.height;
-        c.wide = (columns.end - columns.begin) * c.h;
-        c.first_block = static_cast<int>(blocks);
-        c.plane = static_cast<int>(blocks * 64);
-        c.left = columns.begin * 8 * c.h, c.top = rows.begin * 8 * c.v;
-        per_mcu += c.h * c.v;
-        blocks += static_cast<int64_t>(c.wide) * (rows.end - rows.begin) * c.v;
-        if (blocks * 64 > INT32_MAX) return;
-    }
-    image.blocks = static_cast<int>(blocks), image.blocks_per_mcu = static_cast<int>(per_mcu);
-    s.blocks = blocks;
-    s.samples = blocks * 64;
+    bool find_runs(Bytes file, const Header& header, const Entries& entries, Span rows, Span columns);
+    bool stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const;
+};
 
-    s.file = static_cast<size_t>(number);
-    s.scan = (r.disk ? 0 : r.starts[number]) + static_cast<int64_t>(header.scan_begin);
-    s.scan_bytes = static_cast<int64_t>(header.scan_end - header.scan_begin);
-    s.restart_interval = header.restart_interval, s.mcus_per_row = header.mcus_per_row;
-    s.first_row = rows.begin, s.first_column = columns.begin;
-    s.runs.clear();
-    s.items = 0, s.bytes = 4 * (rows.end - rows.begin);  // of padding
+// Sets the runs under a window, and the room for them. False: no block has such predictors.
+bool Scan::find_runs(Bytes file, const Header& header, const Entries& entries, Span rows, Span columns) {
+    begin = file.data + header.scan_begin, limit = file.data + header.scan_end;
+    restart_interval = header.restart_interval, mcus_per_row = header.mcus_per_row;
+    first_row = rows.begin, first_column = columns.begin;
+    runs.clear();
+    items = 0, bytes = 4 * (rows.end - rows.begin);  // of padding
     const int step = entries.step();
-    for (int row = rows.begin; row < rows.end; ++row)
-        for (int column = columns.begin / step * step; column < columns.end; column += step) {
-            const int64_t at = entries.number(row, column);
+    for (int row = rows.begin; row < rows.end; ++row) {
+        int64_t at = entries.number(row, columns.begin);
+        for (int column = columns.begin / step * step; column < columns.end; column += step, ++at) {
             const Entry& entry = entries.at(at);
             const int stop = std::min(column + step, header.mcus_per_row), end = std::min(stop, columns.end);
-            GpuItem item{};
+            // In its place: small parts of a copy, put together, would have to be waited for.
+            GpuItem& item = runs.emplace_back();
             item.row = static_cast<unsigned short>(row - rows.begin);
             item.column = static_cast<short>(column - columns.begin);
             item.count = static_cast<unsigned short>(end - column);
             item.word = entry.bit;
             item.end = static_cast<unsigned>(kNoEnd);
-            bool fits = copy_predictors(entry, header, item.predictor);
-            int64_t bytes;
+            bool fits = copy_predictors(entry, item.predictor);
+            int64_t between;
             if (at + 1 < entries.count()) {
                 const Entry& next = entries.at(at + 1);
                 item.end = next.bit;
                 item.how_it_ends = end == stop ? kGpuEndsAt : kGpuEndsBefore;
-                fits = copy_predictors(next, header, item.end_predictor) && fits;
-                bytes = next.bit / 8 - entry.bit / 8;
+                fits = copy_predictors(next, item.end_predictor) && fits;
+                between = next.bit / 8 - entry.bit / 8;
             } else {
-                const uint8_t* from = file.data + header.scan_begin + entry.bit / 8;
-                bytes = find_marker(from, file.data + header.scan_end, false) - from;
-                s.scan_bytes = entry.bit / 8 + bytes;
+                const uint8_t* from = begin + entry.bit / 8;
+                limit = find_marker(from, limit, false);
+                between = limit - from;
             }
-            if (!fits) return;
+            if (!fits) return false;
             int64_t parts = 1;
-            if (const int every = s.restart_interval) {
+            if (const int every = restart_interval) {
                 const int64_t first = static_cast<int64_t>(row) * header.mcus_per_row + column;
                 parts += (first + item.count - 1) / every - first / every;
             }
-            s.items += parts;
-            s.bytes += bytes;
-            s.runs.push_back(item);
+            items += parts;
+            bytes += between;
         }
-    place(r, *first);
-    for (const int64_t* other = first + 1; other < crops + count; ++other) {
-        if (!is_inside(box_of(r, *other), header)) continue;
-        Sample& sharing = samples_[*other];
-        sharing.image = image;
-        sharing.image.blocks = 0;
-        sharing.items = sharing.bytes = sharing.blocks = sharing.samples = 0;
-        sharing.runs.clear();
-        place(r, *other);
     }
-}
-
-void GpuPlan::sort_by_file(const GpuRequest& r) {
-    first_crop_.assign(static_cast<size_t>(r.files) + 1, 0);
-    for (int64_t i = 0; i < r.count; ++i) ++first_crop_[r.file_of[i] + 1];
-    std::partial_sum(first_crop_.begin(), first_crop_.end(), first_crop_.begin());
-    crops_.resize(static_cast<size_t>(r.count));
-    std::vector<int64_t> next = first_crop_;
-    for (int64_t i = 0; i < r.count; ++i) crops_[static_cast<size_t>(next[r.file_of[i]]++)] = i;
-}
-
-bool GpuPlan::look(const GpuRequest& r, Pool* pool, uint8_t* taken) {
-    const auto count = static_cast<size_t>(r.count);
-    data_bytes_ = -1;  // nothing can be filled unless this comes to its end
-    samples_.resize(std::max(samples_.size(), count));
-    for (Sample& s : samples_) s.is_taken = s.is_short_of_memory = false;
-    sort_by_file(r);
-    is_read_ = r.disk != nullptr;
-    if (is_read_) read_.resize(std::max(read_.size(), static_cast<size_t>(r.files)));
-    const bool open = for_each(r.files, pool, [&](int64_t file) {
-        const int64_t *begin = crops_.data() + first_crop_[file], *end = crops_.data() + first_crop_[file + 1];
-        if (begin == end) return;
-        try {
-            look_at(r, file, begin, end - begin);
-        } catch (const std::bad_alloc&) {
-            samples_[*begin].is_short_of_memory = true;
-        }
-    });
-    if (!open) return false;
-    sizes_ = GpuSizes();
-    int64_t items = 0, bytes = 0;
-    for (size_t i = 0; i < count; ++i) {
-        Sample& s = samples_[i];
-        if (s.is_short_of_memory) throw std::bad_alloc();
-        taken[i] = 0;
-        if (!s.is_taken) continue;
-        GpuSizes more = sizes_;
-        GpuImage& image = s.image;
-        const Sample& leader = samples_[image.leader];  // of a lower number, or this one
-        if (!leader.is_taken) {
-            s.is_taken = false;
-            continue;
-        }
-        s.number = static_cast<int>(more.images++);
-        s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items, s.first_byte = bytes;
-        image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
-        image.samples = &leader == &s ? more.samples : leader.image.samples;
-        image.weights[0] = more.weights,
-        image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
-        more.groups += (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
-        more.tiles += s.tiles;
-        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between,
-            more.weights += s.weights;
-        const int64_t more_bytes = bytes + round_up(s.bytes, 16);
-        more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
-        more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
-        more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
-        more.words_at = round_up(more.items_at + (items + s.items) * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
-        more.staged = round_up(more.words_at + more_bytes + kGpuReadAhead, kAlignment);
-        const bool fits = more.memory(r.height, r.width) <= r.most_memory && items + s.items <= INT32_MAX &&
-                          more.tiles <= INT32_MAX && more_bytes / 4 <= INT32_MAX;
-        s.is_taken = fits;
-        if (!fits) continue;
-        taken[i] = 1;
-        sizes_ = more;
-        items += s.items, bytes = more_bytes;
-    }
-    data_bytes_ = is_read_ ? 0 : r.starts[r.files];
     return true;
 }
 
-// Writes the items of one sample and their bytes; false when a marker stands where none may, or is missing. The bytes
-// begin at `word` of all. Their room follows from look_at: of every row the distance from its first entry point to the
+// Writes the items and their bytes; false when a marker stands where none may, or is missing. The bytes begin at `word`
+// of all. Their room follows from find_runs: of every row the distance from its first entry point to the
 // one behind it, and four bytes more. No byte outside this distance is copied.
-bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_t* bytes, int64_t word,
-                    int64_t& count) const {
+bool Scan::stage(uint8_t* to, int64_t word, GpuItem* out, size_t& count) const {
     count = 0;
-    if (s.runs.empty()) return true;  // cut from another crop's window
-    const uint8_t *begin = (is_read_ ? read_[s.file].data() : data) + s.scan, *limit = begin + s.scan_bytes;
-    const int every = s.restart_interval;
+    const int every = restart_interval;
     const auto end_of = [&](const GpuItem& run) { return run.end != kNoEnd ? begin + run.end / 8 : limit; };
-    Unstuffing in(bytes);
+    Unstuffing in(to);
     const GpuItem* last = nullptr;  // of the row
-    for (const GpuItem& run : s.runs) {
+    for (const GpuItem& run : runs) {
         const uint8_t *from = begin + run.word / 8, *end = end_of(run);
         const bool has_end = run.end != kNoEnd, is_exact = run.how_it_ends == kGpuEndsAt;
         if (!last || run.row != last->row) {
-            for (last = &run; last != &s.runs.back() && last[1].row == run.row;) ++last;
+            for (last = &run; last != &runs.back() && last[1].row == run.row;) ++last;
             in.begin(from, end_of(*last));
         }
         const uint8_t* at = in.reach(from);
         if (!at) return false;
-        int64_t mcu = static_cast<int64_t>(s.first_row + run.row) * s.mcus_per_row + s.first_column + run.column;
-        GpuItem item = run;
+        int64_t mcu = static_cast<int64_t>(first_row + run.row) * mcus_per_row + first_column + run.column;
+        GpuItem* item = out + count;
+        *item = run;
         unsigned first_bit = run.word % 8;
         for (int left = run.count; left > 0;) {
             const int64_t until = every ? std::min(mcu + left, (mcu / every + 1) * every) : mcu + left;
             left -= static_cast<int>(until - mcu);
-            item.count = static_cast<unsigned short>(until - mcu);
-            item.how_it_ends = run.how_it_ends;
-            item.word = static_cast<unsigned>(word + (at - bytes) / 4);
-            const int64_t aside = (at - bytes) % 4;  // bytes of the word before the item's first
-            item.first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
+            item->count = static_cast<unsigned short>(until - mcu);
+            item->how_it_ends = run.how_it_ends;
+            item->word = static_cast<unsigned>(word + (at - to) / 4);
+            const int64_t aside = (at - to) % 4;  // bytes of the word before the item's first
+            item->first_bit = static_cast<unsigned char>(aside * 8 + first_bit);
             const bool is_marker_due = every && until % every == 0 && (left || is_exact);
             const uint8_t* stop = is_marker_due ? in.reach_marker() : in.reach(end);
             const bool is_at_end = stop && has_end && !is_marker_due;
@@ -392,12 +279,12 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
                 if (is_exact) return false;
                 stop = in.reach_marker();
             }
-            item.end = static_cast<unsigned>((stop - at + aside) * 8);
+            item->end = static_cast<unsigned>((stop - at + aside) * 8);
             if (is_marker_due) {
                 in.finish(in.marker());
                 const uint8_t *row_end = end_of(*last), *marker = skip_fill(in.marker(), row_end);
                 if (marker >= row_end || *marker != restart_marker(until / every - 1)) return false;
-                item.how_it_ends = kGpuEndsPadded;
+                item->how_it_ends = kGpuEndsPadded;
                 in.go_on(marker + 1);
                 at = in.at();
                 // The next entry point stands behind the marker, and begins anew.
@@ -409,38 +296,203 @@ bool GpuPlan::stage(const uint8_t* data, const Sample& s, GpuItem* items, uint8_
                 // The byte of the last bits may begin a marker only where the crop does not need those bits.
                 const bool is_marker = run.end % 8 && *end == 0xFF && (limit - end < 2 || end[1] != 0);
                 if (is_marker && is_exact) return false;
-                if (!is_marker) item.end += run.end % 8;
+                if (!is_marker) item->end += run.end % 8;
             }
-            items[count++] = item;
+            ++count;
             mcu = until;
-            item.column = static_cast<short>(item.column + item.count);
+            if (left == 0) break;
+            item[1] = item[0];
+            ++item;
+            item->column = static_cast<short>(item->column + item->count);
             first_bit = 0;
-            std::fill_n(item.predictor, 3, short{0});
+            std::fill_n(item->predictor, 3, short{0});
         }
         // The last of its row: its bytes to the end, and what is begun of the next.
         if (&run == last) {
             const bool is_open = in.reach(end) != nullptr;
             in.finish(is_open ? end : in.marker());
             if (is_open && end < limit) *in.at() = *end;
-            in.pad(bytes, is_open && end < limit);
+            in.pad(to, is_open && end < limit);
         }
     }
     return true;
 }
 
-void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) const {
-    auto* items = reinterpret_cast<GpuItem*>(staged + sizes_.items_at) + s.first_item;
-    GpuImage image = s.image;
-    int64_t count = 0;
-    if (!stage(data, s, items, staged + sizes_.words_at + s.first_byte, s.first_byte / 4, count)) {
-        image.status = kGpuRefused;
-        count = 0;
+}  // namespace
+
+int64_t GpuSizes::memory(int height, int width) const {
+    const int64_t tables = images * kGpuPairs * kGpuPairWords * 4, bounds = images * 2 * (height + width) * 4;
+    return staged + words + std::max(blocks * 128, (pixels + between) * 4) + samples + weights * 4 + tables + bounds;
+}
+
+// Sets what belongs to one crop alone: its place and its resize.
+void GpuPlan::place(const GpuRequest& r, int64_t i, size_t leader) {
+    const auto sample_of = [&](size_t crop) { return r.samples ? r.samples[crop] : static_cast<int>(crop); };
+    Sample& s = samples_[i];
+    GpuImage& image = s.image;
+    const Box box = box_of(r, i);
+    const auto filter = static_cast<Filter>(r.filters[i]);
+    const Target target{nullptr, r.height, r.width, 3, r.flips[i] != 0, filter, order_of(r.before_13)};
+    s.leader = leader;
+    image.sample = sample_of(static_cast<size_t>(i)), image.leader = sample_of(leader);
+    image.left = box.left, image.top = box.top, image.width = box.right - box.left, image.height = box.bottom - box.top;
+    image.flip = target.flip, image.filter = r.filters[i],
+    image.down_first = is_down_first(image.width, image.height, target);
+    image.taps[0] = most_taps(image.width, r.width, filter), image.taps[1] = most_taps(image.height, r.height, filter);
+    s.tiles = (image.height + tile_lines(image) - 1) / tile_lines(image);
+    s.pixels = static_cast<int64_t>(image.width) * image.height;
+    // Whole quadruples, which are one load.
+    s.between = round_up(
+        static_cast<int64_t>(image.down_first ? image.width : r.width) * (image.down_first ? r.height : image.height),
+        4);
+    s.weights = static_cast<int64_t>(image.taps[0]) * r.width + static_cast<int64_t>(image.taps[1]) * r.height;
+    s.is_found = true;
+}
+
+// Looks at the crops of one file.
+void GpuPlan::look_at(const GpuRequest& r, const int64_t* crops, int64_t count) {
+    Found found;
+    if (!find_bytes(r, r.file_of[*crops], found)) return;
+    const Bytes file = found.image;
+    Header header;
+    thread_local Entries kept;
+    Entries& entries = kept;
+    if (!check_entries(found.entries, found.crc).ok() || !parse_jpeg(file.data, file.size, header, false).ok()) return;
+    if (!is_possible(header) || !entries.open(found.entries, header).ok()) return;
+    const Box all{0, 0, header.width, header.height};
+    if (r.most_pixels >= all.pixels())
+        for (int64_t n = 0; n < count; ++n) std::memcpy(r.boxes + 4 * crops[n], &all, sizeof(all));
+    const int64_t* const end = crops + count;
+    const auto fits = [&](int64_t i) { return is_inside(box_of(r, i), header); };
+    const int64_t* const first = std::find_if(crops, end, fits);
+    if (first == end) return;
+    Box window = box_of(r, *first);
+    for (const int64_t* other = first + 1; other < end; ++other) {
+        const Box box = box_of(r, *other);
+        if (!is_inside(box, header)) continue;
+        window.left = std::min(window.left, box.left), window.right = std::max(window.right, box.right);
+        window.top = std::min(window.top, box.top), window.bottom = std::max(window.bottom, box.bottom);
     }
+    Sample& s = samples_[*first];
+    const Span rows = needed_rows(window, header), columns = needed_columns(window, header);
+    thread_local Scan scan;
+    if (!describe(header, rows, columns, s.image) || !scan.find_runs(file, header, entries, rows, columns)) return;
+    s.blocks = s.image.blocks, s.samples = s.blocks * 64;
+    const auto leader = static_cast<size_t>(*first);
+    place(r, *first, leader);
+    const int64_t room = round_up(scan.bytes, 16), at = words_.fetch_add(room);
+    s.words_end = at + room;
+    if (s.words_end <= r.words_room - kGpuReadAhead) {
+        size_t count = 0;
+        s.items.resize(static_cast<size_t>(scan.items));
+        const bool is_sound = scan.stage(r.words + at, at / 4, s.items.data(), count);
+        if (!is_sound) s.image.status = kGpuRefused;
+        s.items.resize(is_sound ? count : 0);
+    }
+    s.groups = std::max<int64_t>(round_up(static_cast<int64_t>(s.items.size()), kGpuGroupItems) / kGpuGroupItems, 1);
+    for (const int64_t* other = first + 1; other < end; ++other)
+        if (fits(*other)) {
+            samples_[*other].share(s);
+            place(r, *other, leader);
+        }
+}
+
+// Takes the blocks of another crop of the file, whose window holds this one.
+void GpuPlan::Sample::share(const Sample& other) {
+    image = other.image;
+    image.blocks = 0;
+    groups = blocks = samples = 0;
+    words_end = other.words_end;
+    items.clear();
+}
+
+void GpuPlan::sort_by_file(const GpuRequest& r) {
+    crops_.resize(count_);
+    std::iota(crops_.begin(), crops_.end(), 0);
+    std::stable_sort(crops_.begin(), crops_.end(), [&](int64_t a, int64_t b) { return r.file_of[a] < r.file_of[b]; });
+    first_crop_.clear();
+    for (size_t n = 0; n < count_; ++n)
+        if (n == 0 || r.file_of[crops_[n]] != r.file_of[crops_[n - 1]]) first_crop_.push_back(static_cast<int64_t>(n));
+}
+
+bool GpuPlan::look(const GpuRequest& r, Pool* pool, Taken* taken) {
+    sizes_ = GpuSizes();  // nothing can be filled unless this comes to its end
+    words_ = 0;
+    count_ = static_cast<size_t>(r.count);
+    if (samples_.size() < count_) samples_.resize(count_);
+    for (size_t i = 0; i < count_; ++i)
+        samples_[i].is_found = samples_[i].is_taken = samples_[i].is_short_of_memory = false;
+    sort_by_file(r);
+    const auto files = static_cast<int64_t>(first_crop_.size());
+    first_crop_.push_back(r.count);
+    const bool open = for_each(files, pool, [&](int64_t n) {
+        const int64_t* crops = crops_.data() + first_crop_[n];
+        try {
+            look_at(r, crops, first_crop_[n + 1] - first_crop_[n]);
+        } catch (const std::bad_alloc&) {
+            samples_[*crops].is_short_of_memory = true;
+        }
+    });
+    if (!open) return false;
+    for (size_t i = 0; i < count_; ++i)
+        if (samples_[i].is_short_of_memory) throw std::bad_alloc();
+    lay_out(r, taken);
+    return true;
+}
+
+void GpuPlan::components(uint8_t* out, size_t samples) const {
+    std::fill_n(out, samples, uint8_t{0});
+    for (size_t i = 0; i < count_; ++i) {
+        const GpuImage& image = samples_[i].image;
+        if (samples_[i].is_taken && static_cast<size_t>(image.sample) < samples)
+            out[image.sample] = static_cast<uint8_t>(image.components);
+    }
+}
+
+// Gives each crop its place in what is staged and in the buffers, as long as there is room.
+void GpuPlan::lay_out(const GpuRequest& r, Taken* taken) {
+    int64_t items = 0;
+    for (size_t i = 0; i < count_; ++i) {
+        Sample& s = samples_[i];
+        taken[i] = s.is_found ? Taken::has_no_room : Taken::no;
+        Sample& leader = samples_[s.leader];  // of a lower number, or this one
+        if (!s.is_found || (&leader != &s && !leader.is_taken)) continue;
+        GpuSizes more = sizes_;
+        GpuImage& image = s.image;
+        s.number = static_cast<int>(more.images++);
+        s.first_group = more.groups, s.first_tile = more.tiles, s.first_item = items;
+        image.first_block = more.blocks, image.pixels = more.pixels, image.between = more.between;
+        image.samples = &leader == &s ? more.samples : leader.image.samples;
+        image.weights[0] = more.weights,
+        image.weights[1] = more.weights + static_cast<int64_t>(image.taps[0]) * r.width;
+        more.groups += s.groups, more.tiles += s.tiles;
+        more.blocks += s.blocks, more.samples += s.samples, more.pixels += s.pixels, more.between += s.between,
+            more.weights += s.weights;
+        more.words = std::max(more.words, round_up(s.words_end + kGpuReadAhead, kAlignment));
+        const int64_t more_items = items + static_cast<int64_t>(s.items.size());
+        more.groups_at = round_up(more.images * static_cast<int64_t>(sizeof(GpuImage)), kAlignment);
+        more.tiles_at = round_up(more.groups_at + more.groups * static_cast<int64_t>(sizeof(GpuGroup)), kAlignment);
+        more.items_at = round_up(more.tiles_at + more.tiles * static_cast<int64_t>(sizeof(GpuTile)), kAlignment);
+        more.staged = round_up(more.items_at + more_items * static_cast<int64_t>(sizeof(GpuItem)), kAlignment);
+        s.is_taken = s.words_end <= r.words_room - kGpuReadAhead && s.words_end / 4 <= INT32_MAX &&
+                     more.memory(r.height, r.width) <= r.most_memory && more_items <= INT32_MAX &&
+                     more.tiles <= INT32_MAX;
+        if (!s.is_taken) continue;
+        taken[i] = Taken::yes;
+        sizes_ = more;
+        items = more_items;
+    }
+    sizes_.words = std::min(sizes_.words, r.words_room);
+}
+
+void GpuPlan::fill_one(const Sample& s, uint8_t* staged) const {
+    const GpuImage& image = s.image;
     std::memcpy(staged + static_cast<size_t>(s.number) * sizeof(GpuImage), &image, sizeof(GpuImage));
+    std::copy(s.items.begin(), s.items.end(), reinterpret_cast<GpuItem*>(staged + sizes_.items_at) + s.first_item);
     auto* group = reinterpret_cast<GpuGroup*>(staged + sizes_.groups_at) + s.first_group;
-    const int64_t groups = (s.items + kGpuGroupItems - 1) / kGpuGroupItems;
-    for (int64_t n = 0; n < groups; ++n) {
-        const int64_t first = count * n / groups, end = count * (n + 1) / groups;
+    const auto count = static_cast<int64_t>(s.items.size());
+    for (int64_t n = 0; n < s.groups; ++n) {
+        const int64_t first = count * n / s.groups, end = count * (n + 1) / s.groups;
         group[n] = {s.number, static_cast<int>(s.first_item + first), static_cast<int>(end - first)};
     }
     auto* tile = reinterpret_cast<GpuTile*>(staged + sizes_.tiles_at) + s.first_tile;
@@ -448,16 +500,10 @@ void GpuPlan::fill_one(const uint8_t* data, const Sample& s, uint8_t* staged) co
     for (int y = 0; y < image.height; y += lines) *tile++ = {s.number, y, std::min(lines, image.height - y)};
 }
 
-bool GpuPlan::fill(const uint8_t* data, Pool* pool, uint8_t* staged) {
-    const bool is_done = for_each(static_cast<int64_t>(samples_.size()), pool, [&](int64_t i) {
-        const Sample& sample = samples_[i];
-        if (sample.is_taken) fill_one(data, sample, staged);
+bool GpuPlan::fill(Pool* pool, uint8_t* staged) const {
+    return for_each(static_cast<int64_t>(count_), pool, [&](int64_t i) {
+        if (samples_[i].is_taken) fill_one(samples_[i], staged);
     });
-    if (is_read_) {
-        data_bytes_ = -1;  // what was read is no longer there
-        for (Buffer& one : read_) one.trim(kKeptBytes / read_.size());
-    }
-    return is_done;
 }
 
 }  // namespace feedrate

@@ -61,9 +61,11 @@ constexpr int kLines = 4;  // that are narrowed at a time
 
 struct Level {
     const char* name;
-    // Copies entropy-coded bytes without their stuffing, until a marker, `end`, or `room` bytes are there. May write
-    // kUnstuffSlack bytes more. Returns where it stopped in the source; `size` is what was written.
-    const uint8_t* (*unstuff)(const uint8_t* from, const uint8_t* end, uint8_t* to, size_t room, size_t& size);
+    // Copies entropy-coded bytes without their stuffing, until a marker, `target`, `end`, or `room` bytes are there.
+    // May write kUnstuffSlack bytes more, though none where there is room for all up to `end`. Returns where it stopped
+    // in the source; `size` is what was written. It stops behind the target where no byte of 0xFF stands in between.
+    const uint8_t* (*unstuff)(const uint8_t* from, const uint8_t* target, const uint8_t* end, uint8_t* to, size_t room,
+                              size_t& size);
     // Decodes up to `count` MCUs; returns how many are good.
     int64_t (*read_mcus)(const McuTables& tables, McuStream& stream, int64_t count, Blocks blocks,
                          const Planes* planes);

@@ -19,6 +19,7 @@
 #include "crc32c.h"
 #include "folder.h"
 #include "gpu_plan.h"
+#include "inputs.h"
 #include "jpeg.h"
 #include "level.h"
 #include "members.h"
@@ -183,7 +184,7 @@ void decode_batch_door(Files& files, nb::tuple images, nb::object entries, Array
     need(out.shape(0) == count * product(height, width, channels), "out has the wrong size");
     need_filters(filters, count);
     need(bytes_read.shape(0) == count && raw.shape(0) == count, "bytes_read and raw need one number per sample");
-    request.boxes = boxes.data(), request.flips = flips.data();
+    request.boxes = const_cast<int32_t*>(boxes.data()), request.flips = flips.data();
     request.filters = filters.data(), request.before_13 = before_13;
     request.height = height, request.width = width, request.channels = channels;
     request.out = out.data(), request.raw = raw.data(), request.bytes_read = bytes_read.data();
@@ -452,15 +453,107 @@ nb::tuple make_members_door(nb::bytes root, Array<const uint8_t> paths, Array<co
     return nb::make_tuple(nb::bytes(keys.data(), keys.size()), nb::bytes(entries.data(), entries.size()));
 }
 
-// `crops`: file_of, boxes, flips, filters, one of each per crop; `shape`: height and width of the output. What the plan
-// needs is in sizes(); `taken` says which crops it holds.
+// Files of one call. The lists hold bytes, other buffers, and of images paths, and are not changed by anybody else.
+class HeldInputs {
+public:
+    HeldInputs(nb::list images, nb::list entries) : images_(images), entries_(entries), inputs_(nb::len(images)) {
+        need(nb::len(entries) == 0 || nb::len(entries) == inputs_.size(), "images and entries differ in length");
+        for (size_t i = 0; i < inputs_.size(); ++i) {
+            const nb::object image = images[i];
+            if (nb::isinstance<nb::str>(image)) {
+                const nb::bytes path = nb::steal<nb::bytes>(PyUnicode_EncodeFSDefault(image.ptr()));
+                // A name that no file can have is one that cannot be opened.
+                if (path.is_valid())
+                    inputs_[i].path.assign(path.c_str(), path.size());
+                else
+                    PyErr_Clear(), inputs_[i].path.assign(1, '\0');
+            } else {
+                inputs_[i].file = bytes_in(image);
+            }
+            if (nb::len(entries)) inputs_[i].entries = bytes_in(entries[i]);
+        }
+    }
+    HeldInputs(const HeldInputs&) = delete;
+    HeldInputs& operator=(const HeldInputs&) = delete;
+    Input* data() { return inputs_.data(); }
+    size_t size() const { return inputs_.size(); }
+    Input& at(int64_t i) {
+        need(i >= 0 && i < static_cast<int64_t>(inputs_.size()), "there is no such image");
+        return inputs_[static_cast<size_t>(i)];
+    }
+
+private:
+    static Bytes bytes_in(const nb::object& object) {
+        if (object.is_none()) return {};
+        if (PyBytes_Check(object.ptr()))
+            return {reinterpret_cast<const uint8_t*>(PyBytes_AsString(object.ptr())),
+                    static_cast<size_t>(PyBytes_Size(object.ptr()))};
+        return bytes_of(nb::cast<Array<const uint8_t>>(object));
+    }
+    nb::list images_, entries_;
+    std::vector<Input> inputs_;
+};
+
+// `facts` gets three numbers for each of some files: width and height, 0 where Pillow is to be asked; an errno.
+void measure_inputs_door(HeldInputs& inputs, Array<const int64_t> numbers, Pool* pool, Array<int32_t> facts) {
+    const size_t count = numbers.shape(0);
+    need(facts.shape(0) == 3 * count, "facts have the wrong size");
+    std::vector<Input*> chosen;
+    for (size_t n = 0; n < count; ++n) chosen.push_back(&inputs.at(numbers.data()[n]));
+    run_in_pool([&] {
+        return for_each(static_cast<int64_t>(count), pool, [&](int64_t n) {
+            Input& input = *chosen[n];
+            int32_t* to = facts.data() + 3 * n;
+            input.try_to_load();
+            input.measure();
+            to[0] = input.width, to[1] = input.height, to[2] = input.error;
+        });
+    });
+}
+
+// Reads those files with these numbers that were not read; returns how many bytes they all have.
+int64_t load_inputs_door(HeldInputs& inputs, Array<const int32_t> numbers, Pool* pool) {
+    std::vector<int32_t> chosen(numbers.data(), numbers.data() + numbers.shape(0));
+    std::sort(chosen.begin(), chosen.end());
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    need(chosen.empty() || (chosen.front() >= 0 && static_cast<size_t>(chosen.back()) < inputs.size()),
+         "file_of needs the number of a file per sample");
+    std::vector<Input*> unread;
+    for (const int32_t n : chosen)
+        if (Input& input = inputs.at(n); input.is_unread()) unread.push_back(&input);
+    run_in_pool([&] {
+        return unread.empty() ||
+               for_each(static_cast<int64_t>(unread.size()), pool, [&](int64_t n) { unread[n]->try_to_load(); });
+    });
+    int64_t size = 0;
+    for (const int32_t n : chosen) size += static_cast<int64_t>(inputs.at(n).file.size);
+    return size;
+}
+
+using View = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+
+// The file and the entry points of an input, as far as they are known; the views keep the inputs alive.
+nb::tuple input_door(nb::handle_t<HeldInputs> self, int64_t i) {
+    const Input& input = nb::cast<HeldInputs&>(self).at(i);
+    const auto view = [&](Bytes bytes) { return View(bytes.data, {bytes.size}, self); };
+    return nb::make_tuple(view(input.file), view(input.entries));
+}
+
+// `crops`: file_of, samples, boxes, flips, filters, one of each per crop; `shape`: height and width of the output. What
+// the plan needs is in sizes(); `taken` says of each crop whether the plan holds it, as Taken has it.
 void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_13, nb::tuple shape,
-                int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
-    need(crops.size() == 4, "crops are file_of, boxes, flips and filters");
-    const auto file_of = nb::cast<Array<const int32_t>>(crops[0]), boxes = nb::cast<Array<const int32_t>>(crops[1]);
-    const auto flips = nb::cast<Array<const uint8_t>>(crops[2]), filters = nb::cast<Array<const uint8_t>>(crops[3]);
+                int64_t most_memory, Array<uint8_t> words, Pool* pool, Array<uint8_t> taken) {
+    need(reinterpret_cast<uintptr_t>(words.data()) % 16 == 0, "words must be aligned to 16 bytes");
+    request.words = words.data(), request.words_room = static_cast<int64_t>(words.shape(0));
+    need(crops.size() == 5, "crops are file_of, samples, boxes, flips and filters");
+    const auto file_of = nb::cast<Array<const int32_t>>(crops[0]), samples = nb::cast<Array<const int32_t>>(crops[1]);
+    // Written to only where they are to be found.
+    const auto boxes = request.most_pixels ? Array<const int32_t>(nb::cast<Array<int32_t>>(crops[2]))
+                                           : nb::cast<Array<const int32_t>>(crops[2]);
+    const auto flips = nb::cast<Array<const uint8_t>>(crops[3]), filters = nb::cast<Array<const uint8_t>>(crops[4]);
     const size_t count = taken.shape(0);
-    need(flips.shape(0) == count && boxes.shape(0) == 4 * count, "arrays differ in length");
+    need(flips.shape(0) == count && boxes.shape(0) == 4 * count && samples.shape(0) == count,
+         "arrays differ in length");
     const auto is_number = [&](int32_t one) { return one >= 0 && one < request.files; };
     need(file_of.shape(0) == count && std::all_of(file_of.data(), file_of.data() + count, is_number),
          "file_of needs the number of a file per sample");
@@ -468,53 +561,47 @@ void plan_crops(GpuPlan& plan, GpuRequest request, nb::tuple crops, bool before_
     const auto height = nb::cast<int>(shape[0]), width = nb::cast<int>(shape[1]);
     need(height > 0 && width > 0 && height <= 1 << 14 && width <= 1 << 14,
          "shape must be height and width, from 1 to 16384");
-    request.count = static_cast<int64_t>(count), request.file_of = file_of.data(), request.boxes = boxes.data();
-    request.flips = flips.data(), request.filters = filters.data(), request.before_13 = before_13;
+    request.count = static_cast<int64_t>(count), request.file_of = file_of.data(), request.samples = samples.data(),
+    request.boxes = const_cast<int32_t*>(boxes.data()), request.flips = flips.data(), request.filters = filters.data(),
+    request.before_13 = before_13;
     request.height = height, request.width = width, request.most_memory = most_memory;
-    run_in_pool([&] { return plan.look(request, pool, taken.data()); });
+    run_in_pool([&] { return plan.look(request, pool, reinterpret_cast<Taken*>(taken.data())); });
 }
 
-void look_door(GpuPlan& plan, Array<const uint8_t> data, Array<const int64_t> starts, Array<const uint32_t> crcs,
-               Array<const uint8_t> entries, Array<const int64_t> entry_starts, nb::tuple crops, bool before_13,
-               nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
-    const size_t files = crcs.shape(0);
-    check_starts(starts, files, data.shape(0));
-    check_starts(entry_starts, files, entries.shape(0));
+void look_door(GpuPlan& plan, HeldInputs& inputs, int64_t bytes_per_entry, int64_t most_pixels, nb::tuple crops,
+               bool before_13, nb::tuple shape, int64_t most_memory, Array<uint8_t> words, Pool* pool,
+               Array<uint8_t> taken) {
+    need(bytes_per_entry >= 0, "bytes_per_entry must be at least 0");
     GpuRequest request{};
-    request.files = static_cast<int64_t>(files), request.data = data.data(), request.starts = starts.data(),
-    request.crcs = crcs.data();
-    request.entries = entries.data(), request.entry_starts = entry_starts.data();
-    plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
+    request.files = static_cast<int64_t>(inputs.size()), request.inputs = inputs.data();
+    request.bytes_per_entry = bytes_per_entry, request.most_pixels = most_pixels;
+    plan_crops(plan, request, crops, before_13, shape, most_memory, words, pool, taken);
 }
 
 // The same of files on disk, which are read here.
 void read_door(GpuPlan& plan, Files& files, nb::tuple images, nb::tuple entries, nb::tuple crops, bool before_13,
-               nb::tuple shape, int64_t most_memory, Pool* pool, Array<uint8_t> taken) {
+               nb::tuple shape, int64_t most_memory, Array<uint8_t> words, Pool* pool, Array<uint8_t> taken) {
     const RangeArrays image_arrays = arrays_of(images), entry_arrays = arrays_of(entries);
     const size_t count = image_arrays.file.shape(0);
     GpuRequest request{};
     request.files = static_cast<int64_t>(count), request.disk = &files;
     request.images = ranges_of(image_arrays, count), request.entry_ranges = ranges_of(entry_arrays, count);
     need(count == 0 || request.images.crc != nullptr, "the images need their crc32c");
-    request.crcs = request.images.crc;
-    plan_crops(plan, request, crops, before_13, shape, most_memory, pool, taken);
+    plan_crops(plan, request, crops, before_13, shape, most_memory, words, pool, taken);
 }
 
 nb::tuple plan_sizes_door(const GpuPlan& plan) {
     const GpuSizes& s = plan.sizes();
-    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.words_at, s.staged,
-                          s.blocks, s.samples, s.pixels, s.between, s.weights);
+    return nb::make_tuple(s.images, s.groups, s.tiles, s.groups_at, s.tiles_at, s.items_at, s.staged, s.words, s.blocks,
+                          s.samples, s.pixels, s.between, s.weights);
 }
 
-void plan_components_door(const GpuPlan& plan, Array<uint8_t> out) {
-    for (size_t i = 0; i < out.shape(0); ++i) out.data()[i] = static_cast<uint8_t>(plan.components(i));
-}
+void plan_components_door(const GpuPlan& plan, Array<uint8_t> out) { plan.components(out.data(), out.shape(0)); }
 
-void fill_door(GpuPlan& plan, Array<const uint8_t> data, Pool* pool, Array<uint8_t> staged) {
-    need(static_cast<int64_t>(data.shape(0)) == plan.data_bytes(), "data is not what the plan was made for");
+void fill_door(GpuPlan& plan, Pool* pool, Array<uint8_t> staged) {
     need(static_cast<int64_t>(staged.shape(0)) >= plan.sizes().staged, "staged is too small");
     need(reinterpret_cast<uintptr_t>(staged.data()) % 16 == 0, "staged must be aligned to 16 bytes");
-    run_in_pool([&] { return plan.fill(data.data(), pool, staged.data()); });
+    run_in_pool([&] { return plan.fill(pool, staged.data()); });
 }
 
 // The checksum that each row of a table ends with: that of its other bytes.
@@ -556,15 +643,20 @@ NB_MODULE(_native, m) {
         .def("cancel", &Pool::cancel, nb::call_guard<nb::gil_scoped_release>())
         .def("rest", &Pool::rest, nb::call_guard<nb::gil_scoped_release>())
         .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<HeldInputs>(m, "Inputs")
+        .def(nb::init<nb::list, nb::list>())
+        .def("load", &load_inputs_door, "numbers"_a, "pool"_a.none())
+        .def("measure", &measure_inputs_door, "numbers"_a, "pool"_a.none(), "facts"_a)
+        .def("at", &input_door);
     nb::class_<GpuPlan>(m, "GpuPlan")
         .def(nb::init<>())
-        .def("look", &look_door, "data"_a, "starts"_a, "crcs"_a, "entries"_a, "entry_starts"_a, "crops"_a,
-             "before_13"_a, "shape"_a, "most_memory"_a, "pool"_a.none(), "taken"_a)
+        .def("look", &look_door, "inputs"_a, "bytes_per_entry"_a, "most_pixels"_a, "crops"_a, "before_13"_a, "shape"_a,
+             "most_memory"_a, "words"_a, "pool"_a.none(), "taken"_a)
         .def("read", &read_door, "files"_a, "images"_a, "entries"_a, "crops"_a, "before_13"_a, "shape"_a,
-             "most_memory"_a, "pool"_a.none(), "taken"_a)
+             "most_memory"_a, "words"_a, "pool"_a.none(), "taken"_a)
         .def("sizes", &plan_sizes_door)
         .def("components", &plan_components_door)
-        .def("fill", &fill_door, "data"_a, "pool"_a.none(), "staged"_a);
+        .def("fill", &fill_door, "pool"_a.none(), "staged"_a);
     m.def("simd_level", [] { return level().name; });
     m.def("simd_levels", [] {
         nb::list names;

@@ -185,28 +185,30 @@ void try_baseline(const uint8_t* input, Bytes file) {
 }
 
 // Two crops of the file, as a GPU would take them. Whether they are taken is not demanded, only where bytes go.
-void try_plan(Bytes file, uint32_t crc, const std::string& entries, const Box& box, const Target& target) {
+void try_plan(Bytes file, const std::string& entries, const Box& box, const Target& target) {
     static GpuPlan plan;
     const std::unique_ptr<uint8_t[]> exact(new uint8_t[entries.size()]);
     std::memcpy(exact.get(), entries.data(), entries.size());
-    const int64_t starts[] = {0, static_cast<int64_t>(file.size)},
-                  entry_starts[] = {0, static_cast<int64_t>(entries.size())};
+    Input input;
+    input.file = file, input.entries = {exact.get(), entries.size()};
     const int32_t file_of[] = {0, 0};
-    const int32_t boxes[] = {box.left, box.top, box.right, box.bottom, 0, 0, box.right, box.bottom};
+    int32_t boxes[] = {box.left, box.top, box.right, box.bottom, 0, 0, box.right, box.bottom};
     const uint8_t flips[] = {target.flip, 0},
                   filters[] = {static_cast<uint8_t>(target.filter), static_cast<uint8_t>(target.filter)};
-    uint8_t taken[2];
+    Taken taken[2];
     GpuRequest request{};
     request.count = 2, request.files = 1, request.file_of = file_of;
-    request.data = file.data, request.starts = starts, request.crcs = &crc;
-    request.entries = exact.get(), request.entry_starts = entry_starts;
+    request.inputs = &input;
+    const size_t room = file.size + 64 + kGpuReadAhead;
+    const std::unique_ptr<uint8_t[]> words(new uint8_t[room]);
+    request.words = words.get(), request.words_room = static_cast<int64_t>(room);
     request.boxes = boxes, request.flips = flips, request.filters = filters,
     request.before_13 = target.order != Order::pillow_13;
     request.height = target.height, request.width = target.width, request.most_memory = int64_t{1} << 28;
     plan.look(request, nullptr, taken);
     // As large as was asked for and no larger: a byte behind it is then seen.
     const std::unique_ptr<uint8_t[]> staged(new uint8_t[static_cast<size_t>(plan.sizes().staged)]);
-    plan.fill(file.data, nullptr, staged.get());
+    plan.fill(nullptr, staged.get());
 }
 
 Bytes view(const std::string& text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
@@ -259,10 +261,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     if (top.ok() && input[8] & 1) try_excerpt(input, file, box, target(entered.get()), decoder);
     Header found;
     if (parse_jpeg(file.data, file.size, found, false).ok()) {
-        try_plan(file, crc, entries, box, target(nullptr));
-        try_plan(file, crc, spoil(entries, input[0] >> 1, input[1]), box, target(nullptr));
+        try_plan(file, entries, box, target(nullptr));
+        try_plan(file, spoil(entries, input[0] >> 1, input[1]), box, target(nullptr));
         const uint32_t seed = input[0] | input[1] << 8;
-        try_plan(file, crc, forge_entries(file, found, seed), box, target(nullptr));
+        try_plan(file, forge_entries(file, found, seed), box, target(nullptr));
     }
     decoder.trim();
     return 0;

@@ -35,10 +35,11 @@ HOT_INLINE int first_of(uint64_t, const uint8_t* from) {
 }
 #endif
 
-HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uint8_t* to, size_t room, size_t& size) {
+HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* target, const uint8_t* end, uint8_t* to, size_t room,
+                           size_t& size) {
     uint8_t* out = to;
     uint8_t* const full = to + room;
-    while (out < full && end - from > kUnstuffStep) {
+    while (from < target && out < full && end - from > kUnstuffStep) {
         const auto found = copy_step(from, out);
         if (!found) {
             from += kUnstuffStep;
@@ -48,6 +49,7 @@ HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uint8_t* to,
         const int i = first_of(found, from);
         from += i;
         out += i;
+        if (from >= target) break;
         if (from[1] != 0) {
             size = static_cast<size_t>(out - to);
             return from;
@@ -55,7 +57,7 @@ HOT const uint8_t* unstuff(const uint8_t* from, const uint8_t* end, uint8_t* to,
         from += 2;
         out += 1;
     }
-    while (out < full && from < end) {
+    while (from < target && out < full && from < end) {
         const bool stuffed = *from == 0xFF;
         if (stuffed && !(end - from > 1 && from[1] == 0)) break;
         *out++ = *from;

@@ -11,7 +11,7 @@ _I64 = npt.NDArray[np.int64]
 _U32 = npt.NDArray[np.uint32]
 _F32 = npt.NDArray[np.float32]
 _Ranges = tuple[_I32, _I64, _I64, _U32]  # file, offset, length, crc32c (empty: not checked)
-_Crops = tuple[_I32, _I32, _U8, _U8]  # file_of, boxes, flips, filters
+_Crops = tuple[_I32, _I32, _I32, _U8, _U8]  # file_of, samples, boxes, flips, filters
 
 class Files:
     def __init__(self, paths: list[bytes], /) -> None: ...
@@ -25,19 +25,24 @@ class Pool:
     def rest(self) -> None: ...
     def close(self) -> None: ...
 
+class Inputs:
+    def __init__(self, images: list[Any], entries: list[Any], /) -> None: ...
+    def load(self, numbers: _I32, pool: Pool | None) -> int: ...
+    def measure(self, numbers: _I64, pool: Pool | None, facts: _I32) -> None: ...
+    def at(self, number: int, /) -> tuple[_U8, _U8]: ...
+
 class GpuPlan:
     def __init__(self) -> None: ...
     def look(
         self,
-        data: _U8,
-        starts: _I64,
-        crcs: _U32,
-        entries: _U8,
-        entry_starts: _I64,
+        inputs: Inputs,
+        bytes_per_entry: int,
+        most_pixels: int,
         crops: _Crops,
         before_13: bool,
         shape: tuple[int, int],
         most_memory: int,
+        words: _U8,
         pool: Pool | None,
         taken: _U8,
     ) -> None: ...
@@ -50,12 +55,13 @@ class GpuPlan:
         before_13: bool,
         shape: tuple[int, int],
         most_memory: int,
+        words: _U8,
         pool: Pool | None,
         taken: _U8,
     ) -> None: ...
     def sizes(self) -> tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]: ...
     def components(self, out: _U8) -> None: ...
-    def fill(self, data: _U8, pool: Pool | None, staged: _U8) -> None: ...
+    def fill(self, pool: Pool | None, staged: _U8) -> None: ...
 
 def simd_level() -> str: ...
 def simd_levels() -> list[str]: ...

@@ -58,13 +58,6 @@ class Case(NamedTuple):
     filter: int
 
 
-def join(parts: Sequence[bytes]) -> tuple[Any, Any]:
-    """Return parts one behind the other, and where each begins."""
-    starts = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=starts[1:])
-    return np.frombuffer(b"".join(parts) or b"\0", np.uint8)[: starts[-1]], starts
-
-
 def aligned(size: int) -> Any:
     """Return so many bytes, aligned as a device's memory is; none of them is zero."""
     whole = np.full(size + 256, FILLED, np.uint8)
@@ -72,32 +65,29 @@ def aligned(size: int) -> Any:
     return whole[start : start + size]
 
 
+def give(cases: Sequence[Case]) -> kernel.Inputs:
+    return kernel.Inputs([case.data for case in cases], [case.entries for case in cases])
+
+
 def look(plan: batch.BatchPlan, cases: Sequence[Case], size: tuple[int, int], **options: Any) -> Any:
-    """Plan a batch; return its files, one behind the other, and which samples were taken."""
-    data, starts = join([case.data for case in cases])
-    entries, entry_starts = join([case.entries for case in cases])
-    crcs = np.array([kernel.crc32c(case.data) for case in cases], np.uint32)
+    """Plan a batch; return which samples were taken."""
     boxes, flips = np.array([case.box for case in cases], np.int32), np.array([case.flip for case in cases])
     filters = np.array([case.filter for case in cases], np.uint8)
-    return data, plan.look(
-        data, starts, crcs, entries, entry_starts,
-        boxes=boxes, flips=flips, filters=filters, size=size, **options,
-    )  # fmt: skip
+    return plan.look(give(cases), boxes=boxes, flips=flips, filters=filters, size=size, **options)
 
 
 def decode(
     launch: batch.Launch, cases: Sequence[Case], size: tuple[int, int], channels: int = 3, **options: Any
 ) -> tuple[Any, Any, Any]:
     """Decode a batch as a GPU would; return the pixels, the statuses, and which samples were taken."""
-    plan = batch.BatchPlan()
-    data, taken = look(plan, cases, size, **options)
-    return run(launch, plan, data, len(cases), size, taken, channels)
+    plan = batch.BatchPlan(aligned)
+    taken = look(plan, cases, size, **options)
+    return run(launch, plan, len(cases), size, taken, channels)
 
 
 def run(
     launch: batch.Launch,
     plan: batch.BatchPlan,
-    data: Any,
     count: int,
     size: tuple[int, int],
     taken: Any,
@@ -105,10 +95,11 @@ def run(
 ) -> tuple[Any, Any, Any]:
     """Do what was planned; return the pixels, the statuses, and which samples were taken."""
     buffers = {name: aligned(size) for name, size in plan.buffer_bytes().items()}
-    staged, behind = len(buffers["staged"]), len(data) if data is not None else 0
-    guarded = aligned(staged + behind)
+    staged = len(buffers["staged"])
+    guarded = aligned(staged + (1 << 17))
     buffers["staged"] = guarded[:staged]
-    plan.fill(data, buffers["staged"])
+    plan.fill(buffers["staged"])
+    buffers["words"] = plan.words
     assert (guarded[staged:] == FILLED).all(), "the planner wrote behind the end of what is staged"
     out = np.full((count, *size, channels), 77, np.uint8)
     statuses = np.full(count, -1, np.int32)

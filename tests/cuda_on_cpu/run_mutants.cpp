@@ -14,6 +14,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "crc32c.h"
@@ -55,14 +56,8 @@ Memory allocate(int64_t size) {
 
 // As batch.py has it. First a crop of each, then a second one.
 void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<uint8_t>& out, std::vector<int32_t>& statuses) {
-    std::string data, entries;
-    std::vector<int64_t> starts{0}, entry_starts{0};
-    std::vector<uint32_t> crcs;
     std::vector<int32_t> boxes, file_of;
     for (const Case& one : cases) {
-        data += one.file, entries += one.entries;
-        starts.push_back(static_cast<int64_t>(data.size())), entry_starts.push_back(static_cast<int64_t>(entries.size()));
-        crcs.push_back(crc32c(bytes(one.file), one.file.size(), 0));
         boxes.insert(boxes.end(), one.box, one.box + 4);
         file_of.push_back(static_cast<int32_t>(file_of.size()));
     }
@@ -72,14 +67,23 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     }
     const size_t count = file_of.size();
     const std::vector<uint8_t> flips(count, w.flip), filters(count, w.filter);
-    std::vector<uint8_t> taken(count);
-    // Exactly as large as they are, so that a read past the end is seen.
-    const std::vector<uint8_t> own_data(data.begin(), data.end()), own_entries(entries.begin(), entries.end());
+    std::vector<Taken> taken(count);
+    // Each exactly as large as it is, so that a read past the end is seen.
+    std::vector<std::vector<uint8_t>> own;
+    std::vector<Input> inputs(cases.size());
+    for (size_t i = 0; i < cases.size(); ++i)
+        for (const auto& [text, to] : {std::pair(&cases[i].file, &inputs[i].file), std::pair(&cases[i].entries, &inputs[i].entries)}) {
+            own.emplace_back(text->begin(), text->end());
+            *to = {own.back().data(), own.back().size()};
+        }
     GpuPlan plan;
     GpuRequest request{};
     request.count = static_cast<int64_t>(count), request.files = static_cast<int64_t>(cases.size()), request.file_of = file_of.data();
-    request.data = own_data.data(), request.starts = starts.data(), request.crcs = crcs.data();
-    request.entries = own_entries.data(), request.entry_starts = entry_starts.data();
+    request.inputs = inputs.data();
+    int64_t room = kGpuReadAhead;
+    for (const Case& one : cases) room += static_cast<int64_t>(one.file.size()) + 64;
+    const Memory words = allocate(room);
+    request.words = words.get(), request.words_room = room;
     request.boxes = boxes.data(), request.flips = flips.data(), request.filters = filters.data();
     request.height = w.height, request.width = w.width, request.most_memory = int64_t{1} << 28;
     plan.look(request, nullptr, taken.data());
@@ -87,14 +91,14 @@ void decode_as_gpu(const std::vector<Case>& cases, const Wanted& w, std::vector<
     const Memory staged = allocate(s.staged), coefficients = allocate(s.blocks * 128), samples = allocate(s.samples), pixels = allocate(s.pixels * 4),
                  between = allocate(s.between * 4), weights = allocate(s.weights * 4), bounds = allocate(s.images * (w.height + w.width) * 8),
                  tables = allocate(s.images * kGpuPairs * kGpuPairWords * 4);
-    plan.fill(own_data.data(), nullptr, staged.get());
+    plan.fill(nullptr, staged.get());
     out.assign(count * static_cast<size_t>(w.height * w.width * w.channels), 77);
     statuses.assign(count, -1);
     if (!s.images) return;
-    uint8_t *images = staged.get(), *groups = images + s.groups_at, *tiles = images + s.tiles_at, *items = images + s.items_at, *words = images + s.words_at;
+    uint8_t *images = staged.get(), *groups = images + s.groups_at, *tiles = images + s.tiles_at, *items = images + s.items_at;
     int32_t* status = statuses.data();
     start("prepare", s.images, 1, images, tables.get(), bounds.get(), weights.get(), status, w.width, w.height);
-    start("read_coefficients", s.groups, 1, images, groups, items, words, tables.get(), coefficients.get(), status);
+    start("read_coefficients", s.groups, 1, images, groups, items, words.get(), tables.get(), coefficients.get(), status);
     start("transform_blocks", 2, s.images, images, coefficients.get(), samples.get(), status);
     start("convert_pixels", s.tiles, 1, images, tiles, samples.get(), pixels.get(), w.channels);
     start("resize_first", s.tiles, 1, images, tiles, pixels.get(), bounds.get(), weights.get(), between.get(), w.width, w.height);

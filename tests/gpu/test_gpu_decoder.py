@@ -34,14 +34,15 @@ def decode() -> Decode:
 
     def decode(cases: Sequence[Case], size: tuple[int, int], channels: int) -> tuple[Any, Any, Any]:
         plan = batch.BatchPlan()
-        data, taken = look(plan, cases, size)
+        taken = look(plan, cases, size)
         staged = torch.empty(plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
-        plan.fill(data, staged.numpy())
+        plan.fill(staged.numpy())
         buffers = {
             name: torch.empty(count, dtype=torch.uint8, device="cuda")
             for name, count in plan.buffer_bytes().items()
         }
         buffers["staged"][: len(staged)].copy_(staged)
+        buffers["words"][: plan.sizes.words].copy_(torch.from_numpy(plan.words))
         out = torch.full((len(cases), *size, channels), 77, dtype=torch.uint8, device="cuda")
         statuses = torch.full((len(cases),), -1, dtype=torch.int32, device="cuda")
         batch.run(plan, launch, buffers, out, statuses, channels)

@@ -35,6 +35,13 @@ def test_crc32c_by_instruction_and_by_table_agree(data: bytes, value: int) -> No
     assert kernel.crc32c(data, value) == _native.crc32c_by_table(array, value)
 
 
+def test_crc32c_of_every_length_is_that_of_the_table() -> None:
+    data = np.random.default_rng(1).integers(0, 256, 70_000, dtype=np.uint8)
+    for length in (*range(1400), 3071, 3072, 3073, 65_536, 69_999):  # folded from 512 bytes on
+        part = data[length % 7 : length % 7 + length]
+        assert kernel.crc32c(part, length) == _native.crc32c_by_table(part, length)
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: np.frombuffer(data, np.uint16)])
 def test_crc32c_takes_any_buffer(kind) -> None:
     data = bytes(range(200))

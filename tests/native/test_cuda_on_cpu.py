@@ -14,7 +14,7 @@ import pytest
 from kernel_images import SAMPLINGS, make_jpeg, random_box
 from PIL import Image
 
-from cuda_on_cpu import FILLED, Case, Emulator, aligned, decode, join, look, run
+from cuda_on_cpu import FILLED, Case, Emulator, aligned, decode, give, look, run
 from cuda_on_cpu.forged import draw_points, tie
 from cuda_on_cpu.forged import forge as forge_points
 from feedrate import kernel
@@ -161,11 +161,8 @@ def share(case: Case, boxes: list[tuple[int, int, int, int]], filters: list[int]
 def look_at_shared(
     plan: batch.BatchPlan, files: list[Case], crops: list[Case], file_of: list[int], **options: Any
 ) -> Any:
-    data, starts = join([case.data for case in files])
-    entries, entry_starts = join([case.entries for case in files])
-    crcs = np.array([kernel.crc32c(case.data) for case in files], np.uint32)
-    return data, plan.look(
-        data, starts, crcs, entries, entry_starts, file_of=np.array(file_of, np.int32),
+    return plan.look(
+        give(files), file_of=np.array(file_of, np.int32),
         boxes=np.array([case.box for case in crops], np.int32), flips=np.array([c.flip for c in crops]),
         filters=np.array([case.filter for case in crops], np.uint8), **options,
     )  # fmt: skip
@@ -175,8 +172,8 @@ def decode_shared(
     launch: Emulator, files: list[Case], crops: list[Case], file_of: list[int], size: tuple[int, int]
 ) -> tuple[Any, Any, Any]:
     plan = batch.BatchPlan()
-    data, taken = look_at_shared(plan, files, crops, file_of, size=size)
-    return run(launch, plan, data, len(crops), size, taken)
+    taken = look_at_shared(plan, files, crops, file_of, size=size)
+    return run(launch, plan, len(crops), size, taken)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -201,10 +198,12 @@ def test_crops_that_share_a_file_are_those_of_files_of_their_own(launch: Emulato
 
 def lay_out(folder: Path, cases: list[Case]) -> tuple[kernel.Files, kernel.Ranges, kernel.Ranges]:
     """Write files and entry points as a pack holds them; return where they lie."""
-    data, starts = join([case.data for case in cases])
-    entries, entry_starts = join([case.entries for case in cases])
-    (folder / "shard").write_bytes(data.tobytes())
-    (folder / "index").write_bytes(entries.tobytes())
+    starts, entry_starts = (
+        np.cumsum([0, *(len(one) for one in parts)])
+        for parts in ([case.data for case in cases], [case.entries for case in cases])
+    )
+    (folder / "shard").write_bytes(b"".join(case.data for case in cases))
+    (folder / "index").write_bytes(b"".join(case.entries for case in cases))
     crcs = np.array([kernel.crc32c(case.data) for case in cases], np.uint32)
     zeros = np.zeros(len(cases), np.int32)
     return (
@@ -228,7 +227,7 @@ def test_files_that_the_plan_reads_give_the_pixels_of_those_in_memory(
     for seed in range(3):  # a plan is used again, for files of other sizes
         cases = list(draw_cases("4:2:0", 40 + seed, 8))
         taken = read(plan, tmp_path, cases, (17, 20))
-        out, statuses, _ = run(launch, plan, None, len(cases), (17, 20), taken)
+        out, statuses, _ = run(launch, plan, len(cases), (17, 20), taken)
         assert taken.all()
         assert not statuses.any()
         for case, pixels in zip(cases, out, strict=True):
@@ -245,15 +244,6 @@ def test_what_cannot_be_read_or_differs_from_its_checksum_is_not_taken(tmp_path:
     boxes = np.array([case.box for case in cases], np.int32)
     taken = plan.read(files, images, entries, boxes=boxes, flips=np.zeros(4, np.bool_), size=(8, 8))
     assert taken.tolist() == [True, False, False, False]
-
-
-def test_what_was_read_is_filled_in_once(tmp_path: Path) -> None:
-    plan = batch.BatchPlan()
-    read(plan, tmp_path, [whole(make_jpeg(96, 64, "4:2:0"))], (8, 8))
-    staged = aligned(plan.sizes.staged)
-    plan.fill(None, staged)
-    with pytest.raises(ValueError, match="not what the plan was made for"):
-        plan.fill(None, staged)
 
 
 def test_a_file_that_crops_share_is_decoded_once() -> None:
@@ -297,8 +287,9 @@ def test_crops_of_a_file_that_has_no_room_are_left_alone() -> None:
     crops = [one, two, *share(one, [(0, 0, 9, 9)], [BILINEAR]), *share(two, [(0, 0, 9, 9)], [BILINEAR])]
     plan = batch.BatchPlan()
     look_at_shared(plan, [one, two], crops[1::2], [1, 1], size=(8, 8))
-    room = sum(plan.buffer_bytes().values())
-    _, taken = look_at_shared(plan, [one, two], crops, [0, 1, 0, 1], size=(8, 8), most_memory=room)
+    # Words are written before it is known which crops have room.
+    room = sum(plan.buffer_bytes().values()) + len(one.data)
+    taken = look_at_shared(plan, [one, two], crops, [0, 1, 0, 1], size=(8, 8), most_memory=room)
     assert taken.tolist() == [False, True, False, True]
 
 
@@ -331,7 +322,7 @@ def test_samples_beyond_the_memory_are_not_taken() -> None:
     case, plan = whole(make_jpeg(200, 200)), batch.BatchPlan()
     look(plan, [case] * 2, (8, 8))
     room = sum(plan.buffer_bytes().values())
-    assert look(plan, [case] * 4, (8, 8), most_memory=room)[1].tolist() == [True, True, False, False]
+    assert look(plan, [case] * 4, (8, 8), most_memory=room).tolist() == [True, True, False, False]
 
 
 def test_a_batch_of_which_nothing_is_taken_launches_nothing() -> None:
@@ -366,13 +357,19 @@ def test_a_marker_in_the_data_is_refused(launch: Emulator) -> None:
 
 
 def fill_guarded(case: Case) -> tuple[int, int]:
-    """Plan a case; return how many bytes stand behind the buffer, and how many were written."""
-    plan = batch.BatchPlan()
-    data, taken = look(plan, [case], (8, 8))
-    assert taken.all()
-    buffer = aligned(plan.sizes.staged + len(data))
-    plan.fill(data, buffer[: plan.sizes.staged])
-    behind = buffer[plan.sizes.staged :]
+    """Plan a case; return how many bytes stand behind its room for words, and how many were written."""
+    behind = aligned(0)
+
+    def lend(size: int) -> Any:
+        nonlocal behind
+        room = size - size % 256  # so that bytes behind it are aligned, too
+        memory = aligned(room + len(case.data))
+        behind = memory[room:]
+        return memory[:room]
+
+    plan = batch.BatchPlan(lend)
+    assert look(plan, [case], (8, 8)).all()
+    plan.fill(aligned(plan.sizes.staged))
     return len(behind), int((behind != FILLED).sum())
 
 
@@ -454,19 +451,57 @@ def test_a_plan_is_used_again_for_the_next_batch() -> None:
     assert seen == [(2, 2 * 64 * 64), (1, 81), (2, 64 * 64 + 81)]
 
 
-def test_a_plan_is_filled_only_with_the_data_it_was_made_for() -> None:
-    with pytest.raises(ValueError, match="data is not what the plan was made for"):
-        batch.BatchPlan().fill(np.zeros(3, np.uint8), np.zeros(256, np.uint8))
+def test_crops_without_room_wait_and_those_that_are_not_taken_do_not() -> None:
+    case, plan = whole(make_jpeg(64, 64)), batch.BatchPlan()
+    look(plan, [case], (8, 8))
+    room = sum(plan.buffer_bytes().values())
+    taken = look(plan, [case._replace(entries=b""), case, case], (8, 8), most_memory=room)
+    assert taken.tolist() == [False, True, False]
+    assert plan.waiting.tolist() == [2]
+
+
+def test_crops_go_where_their_numbers_say(launch: Emulator) -> None:
+    one, two = whole(make_jpeg(96, 64, "4:2:0")), whole(make_jpeg(64, 64, "4:4:4"))
+    crops, numbers = [*share(one, [(0, 0, 20, 20), (30, 10, 50, 50)], [BILINEAR] * 2), two], [4, 1, 2]
+    plan = batch.BatchPlan()
+    samples = np.array(numbers, np.int32)
+    assert look_at_shared(plan, [one, two], crops, [0, 0, 1], size=(8, 8), samples=samples).all()
+    assert plan.components(5).tolist() == [0, 3, 3, 0, 3]
+    out, statuses, _ = run(launch, plan, 5, (8, 8), None)
+    assert statuses.tolist() == [-1, 0, 0, -1, 0]
+    for crop, number in zip(crops, numbers, strict=True):
+        assert np.array_equal(out[number], by_cpu(crop, (8, 8)))
+
+
+def test_entry_points_are_found_where_that_is_asked_for() -> None:
+    data, plan = make_jpeg(64, 64), batch.BatchPlan()
+    inputs = kernel.Inputs([data])
+    options: dict[str, Any] = {
+        "boxes": np.array([(0, 0, 64, 64)], np.int32), "flips": np.zeros(1, np.bool_), "size": (8, 8),
+    }  # fmt: skip
+    assert not plan.look(kernel.Inputs([data]), **options).any()
+    assert plan.look(inputs, bytes_per_entry=60, **options).all()
+    assert inputs[0][1].tobytes() == kernel.find_entry_points(data, 60)
+
+
+def test_boxes_of_whole_images_are_written_up_to_a_limit() -> None:
+    cases, boxes = [whole(make_jpeg(64, 48)), whole(make_jpeg(64, 49))], np.zeros((2, 4), np.int32)
+    taken = batch.BatchPlan().look(
+        give(cases), most_pixels=64 * 48, boxes=boxes, flips=np.zeros(2, np.bool_), size=(8, 8)
+    )
+    assert taken.tolist() == [True, False]
+    assert boxes.tolist() == [[0, 0, 64, 48], [0, 0, 0, 0]]
 
 
 def test_a_plan_that_was_broken_off_is_not_filled() -> None:
     case, plan, pool = whole(make_jpeg(8, 8)), batch.BatchPlan(), kernel.Pool(1)
-    data, _ = look(plan, [case], (8, 8), pool=pool)
+    look(plan, [case], (8, 8), pool=pool)
     pool.close()
     with pytest.raises(ValueError, match="the pool is closed"):
         look(plan, [case], (8, 8), pool=pool)
-    with pytest.raises(ValueError, match="data is not what the plan was made for"):
-        plan.fill(data, np.zeros(1 << 16, np.uint8))
+    staged = aligned(1 << 16)
+    plan.fill(staged)
+    assert (staged == FILLED).all()
 
 
 @pytest.mark.parametrize("size", [(0, 8), (8, 16385)])
@@ -476,12 +511,14 @@ def test_an_output_that_is_too_small_or_too_large_is_refused(size: tuple[int, in
 
 
 def test_more_images_than_a_grid_holds_are_refused() -> None:
-    none, n = np.zeros(0, np.uint8), batch.MAX_IMAGES + 1
+    n = batch.MAX_IMAGES + 1
     with pytest.raises(ValueError, match="at most 65535 crops, got 65536"):
         batch.BatchPlan().look(
-            none, np.zeros(n + 1, np.int64), np.zeros(n, np.uint32), none, np.zeros(n + 1, np.int64),
-            boxes=np.zeros((n, 4), np.int32), flips=np.zeros(n, np.bool_), size=(8, 8),
-        )  # fmt: skip
+            kernel.Inputs([b""] * n),
+            boxes=np.zeros((n, 4), np.int32),
+            flips=np.zeros(n, np.bool_),
+            size=(8, 8),
+        )
 
 
 def test_quantisers_that_overflow_give_a_status_or_the_same_pixels(launch: Emulator) -> None:

@@ -131,14 +131,15 @@ class Gpu:
 
     def decode(self, cases: Sequence[Case], size: tuple[int, int], channels: int) -> tuple[Any, Any, Any]:
         """Decode a batch; return pixels, statuses, and which samples were taken."""
-        data, taken = look(self.plan, cases, size, most_memory=MOST_MEMORY)
+        taken = look(self.plan, cases, size, most_memory=MOST_MEMORY)
         staged = np.empty(self.plan.sizes.staged, np.uint8)
-        self.plan.fill(data, staged)
+        self.plan.fill(staged)
         buffers = {name: DeviceBytes(self, count) for name, count in self.plan.buffer_bytes().items()}
         out = np.full((len(cases), *size, channels), 77, np.uint8)
         statuses = np.full(len(cases), -1, np.int32)
         there = [DeviceBytes(self, array.nbytes) for array in (out, statuses)]
-        for array, copy in zip((staged, out, statuses), (buffers["staged"], *there), strict=True):
+        given = [buffers["staged"], buffers["words"], *there]
+        for array, copy in zip((staged, self.plan.words, out, statuses), given, strict=True):
             copy.write(array)
         contract.run(self.plan, self.launch, buffers, *there, channels)
         for array, copy in zip((out, statuses), there, strict=True):

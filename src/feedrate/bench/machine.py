@@ -267,22 +267,19 @@ class _GpuDecoding:
         self._device, times = device, -(-BATCH_SIZE // len(jpegs))
         jpegs = [*jpegs] * times
         self._module = compile_source(kernels.source(), kernels.COMPILE_OPTIONS, device=device.index)
-        entries = [kernel.scan(jpeg).entries for jpeg in jpegs]
-        data = np.frombuffer(b"".join(jpegs), np.uint8)
-        self._plan = kernels.BatchPlan()
+        self._plan = kernels.BatchPlan(
+            lambda size: torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        )
         taken = self._plan.look(
-            data,
-            _find_starts(jpegs),
-            np.array([kernel.crc32c(jpeg) for jpeg in jpegs], np.uint32),
-            np.frombuffer(b"".join(entries), np.uint8),
-            _find_starts(entries),
+            kernel.Inputs(jpegs, [kernel.scan(jpeg).entries for jpeg in jpegs]),
             boxes=np.tile(geometry.boxes, (times, 1)),
             flips=np.tile(geometry.flips, times),
             size=(_SIDE, _SIDE),
         )
         self.images = int(taken.sum())
-        self._staged = torch.empty(self._plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
-        self._plan.fill(data, self._staged.numpy())
+        staged = torch.empty(self._plan.sizes.staged, dtype=torch.uint8, pin_memory=True)
+        self._plan.fill(staged.numpy())
+        self._given = {"staged": staged, "words": torch.from_numpy(self._plan.words)}
         sizes = self._plan.buffer_bytes()
         self._buffers = {
             name: torch.empty(size, dtype=torch.uint8, device=device) for name, size in sizes.items()
@@ -294,13 +291,10 @@ class _GpuDecoding:
         import torch
 
         for _ in range(times):
-            self._buffers["staged"][: len(self._staged)].copy_(self._staged, non_blocking=True)
+            for name, bytes_ in self._given.items():
+                self._buffers[name][: len(bytes_)].copy_(bytes_, non_blocking=True)
             kernels.run(self._plan, self._module.launch, self._buffers, self._out, self.statuses)
         torch.cuda.synchronize(self._device)
-
-
-def _find_starts(parts: Sequence[bytes]) -> Any:
-    return np.cumsum([0, *map(len, parts)]).astype(np.int64)
 
 
 def _measure_models(effort: Effort, left_out: dict[str, str], say: Say) -> tuple[dict[str, ModelRates], str]:

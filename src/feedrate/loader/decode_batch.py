@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """`feedrate.decode_batch`: crops of images, without a pack, to one tensor on the GPU or the CPU.
 
-Arguments become arrays, threads read and measure the files, and the GPU decoder of the Loader, or the kernel,
-makes the crops: the pixels are the same.
+Arguments become arrays and pointers to bytes that stay where they are. The GPU decoder of the Loader plans a
+part of the batch, in the pool's threads, while the GPU decodes the part before; or the kernel makes the
+crops. The pixels are the same.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from feedrate import kernel
-from feedrate.arrays import I32, I64, U8, U32
+from feedrate.arrays import I32, I64, U8, Flags
 from feedrate.errors import FeedrateError, GpuError, NotFound, StorageError, UsageError
 from feedrate.filters import FILTERS, Filter, check_filter
 from feedrate.format.fields import GPU as BYTES_PER_ENTRY
@@ -31,17 +34,10 @@ from feedrate.kernel.cuda import batch as kernels
 from feedrate.kernel.cuda.launcher import why_not
 from feedrate.kernel.depth import Depth
 from feedrate.loader.arguments import Size, as_pair, check_choice, check_depth, check_size, options_by_name
-from feedrate.loader.device.gpu_decode import (
-    MOST_READ_BYTES,
-    NO_ENTRIES,
-    GpuDecoder,
-    Planned,
-    open_decoder,
-    put_samples,
-)
+from feedrate.loader.device.gpu_decode import GpuDecoder, Planned, note_taken, open_decoder
 from feedrate.loader.device.transfer import DevicePixels, Transfer, choose_placement, send
 from feedrate.loader.geometry import Tally
-from feedrate.loader.image import BYTES, Source, read_source
+from feedrate.loader.image import BYTES, Source
 from feedrate.loader.pipeline import Meter
 from feedrate.loader.values import choose_output, explain_status, to_torch
 from feedrate.machine.cpu import count_rank_cores
@@ -49,6 +45,8 @@ from feedrate.machine.cpu import count_rank_cores
 # Of the output: what a plan for the GPU takes.
 _LONGEST_SIDE = 16384
 _LARGEST_EDGE = 2**31 - 1
+# A batch is planned in so many parts, each of so many crops at the least: smaller ones leave the GPU idle.
+_SLICES, _SLICE = 4, 128
 
 
 class Wanted(NamedTuple):
@@ -57,7 +55,7 @@ class Wanted(NamedTuple):
     Attributes:
         has_boxes: the user gave crops; else the boxes are zero until the images are measured.
         size: height and width.
-        entries: one per image; b"": none.
+        entries: one per image; None, or an image's b"" or None: there are none.
         depth: the way of gray of more than 8 bits to pixels.
     """
 
@@ -65,7 +63,7 @@ class Wanted(NamedTuple):
     crops: Crops
     has_boxes: bool
     size: Size
-    entries: list[bytes]
+    entries: Sequence[Any] | None
     depth: Depth | None
 
 
@@ -133,11 +131,11 @@ def _check_images(images: Any) -> Sequence[Source]:
     listed: list[Source] = list(images)
     if not listed:
         raise UsageError("images is empty: there is nothing to decode")
-    for i, image in enumerate(listed):
-        if not isinstance(image, (str, os.PathLike, *BYTES)):
-            raise UsageError(
-                f"images[{i}] must be a path or an image file's bytes, got {type(image).__name__}"
-            )
+    i = _find_other(listed, (str, os.PathLike, *BYTES))
+    if i is not None:
+        raise UsageError(
+            f"images[{i}] must be a path or an image file's bytes, got {type(listed[i]).__name__}"
+        )
     return listed
 
 
@@ -185,16 +183,24 @@ def _check_flips(flips: Any, count: int, per: str) -> Any:
     return array
 
 
-def _check_entries(entries: Any, count: int) -> list[bytes]:
+def _check_entries(entries: Any, count: int) -> Sequence[Any] | None:
     if entries is None:
-        return [b""] * count
+        return None
     if isinstance(entries, BYTES):
         raise UsageError("entries must be a list, bytes for each image, got bytes")
     _check_length("entries", entries, count, "image")
-    for i, one in enumerate(entries):
-        if one is not None and not isinstance(one, BYTES):
-            raise UsageError(f"entries[{i}] must be bytes, b'' or None, got {type(one).__name__}")
-    return [bytes(one or b"") for one in entries]
+    listed = list(entries)
+    i = _find_other(listed, (*BYTES, type(None)))
+    if i is not None:
+        raise UsageError(f"entries[{i}] must be bytes, b'' or None, got {type(listed[i]).__name__}")
+    return listed
+
+
+def _find_other(values: Sequence[Any], kinds: tuple[type, ...]) -> int | None:
+    """Return the number of the first value that is of none of these types."""
+    if all(issubclass(kind, kinds) for kind in set(map(type, values))):  # one look at each type
+        return None
+    return next(i for i, value in enumerate(values) if not issubclass(type(value), kinds))
 
 
 def _check_length(name: str, values: Any, count: int, per: str) -> None:
@@ -236,6 +242,9 @@ class CropStatus(NamedTuple):
 
     status: str
     reason: str
+
+
+_FINE = CropStatus("ok", "")
 
 
 @options_by_name
@@ -290,102 +299,33 @@ def decode_batch(
     check_choice("on_error", on_error, "raise", "status")
     wanted = check_wanted(images, crops, size, flips, interpolation, entries, image_index, depth)
     place = parse_device(device)
-    opened = None if place is None else _open(place)
-    sources = _read_sources(wanted, is_for_gpu=opened is not None, raises=on_error == "raise")
-    if sources.faults and on_error == "raise":
-        number = min(sources.faults)
-        raise UsageError(f"{_name(number, wanted)} cannot be decoded: {sources.faults[number].reason}")
-    pixels, report = (
-        _decode_here(wanted, sources) if opened is None else _decode_there(opened, wanted, sources)
-    )
-    found = [_conclude(i, report, wanted, sources) for i in range(len(report.statuses))]
-    for i, one in enumerate(found):
-        is_too_deep = report.statuses[i] == Status.TOO_DEEP  # a setting is missing, and no image is bad
-        if one.status != "ok" and (is_too_deep or on_error == "raise"):
-            raise _make_error(i, one, wanted)
+    inputs = kernel.Inputs(wanted.images, wanted.entries)
+    request = _Request(wanted, inputs, (*wanted.size, 3), _find_pool(), _make_room)
+    pixels, report = _decode_here(request) if place is None else _decode_there(_open(place), request)
+    found = [_FINE] * len(request)
+    for i in np.flatnonzero(report.statuses).tolist():
+        found[i] = _conclude(i, report)
+        # A setting is missing where an image is too deep, and no image is bad.
+        if on_error == "raise" or report.statuses[i] == Status.TOO_DEEP:
+            raise _make_error(i, found[i], request)
     return (pixels, found) if on_error == "status" else pixels
 
 
-@dataclass(slots=True)
-class _Sources:
-    """The images' bytes.
-
-    Attributes:
-        entries: entry points; b"": none.
-        faults: images that cannot be read or measured, and why.
-    """
-
-    data: list[bytes]
-    entries: list[bytes]
-    crcs: U32
-    faults: dict[int, CropStatus]
+def _make_room(shape: tuple[int, ...]) -> U8:
+    return np.empty(shape, np.uint8)
 
 
-def _read_sources(wanted: Wanted, *, is_for_gpu: bool, raises: bool) -> _Sources:
-    """Read the images, and find the boxes and entry points that were not given."""
-    count = len(wanted.images)
-    sources = _Sources([b""] * count, wanted.entries, np.zeros(count, np.uint32), {})
-
-    def read(i: int) -> None:
-        try:
-            data = read_source(wanted.images[i])[1]
-            if not wanted.has_boxes:
-                wanted.crops.boxes[wanted.crops.image == i] = (0, 0, *_measure(data))
-        except (NotFound, StorageError) as error:
-            if raises:
-                raise type(error)(f"image {i}: {error.message}", hint=error.hint) from error
-            sources.faults[i] = CropStatus("unreadable", error.message)
-            return
-        except ValueError as error:
-            sources.faults[i] = CropStatus("corrupt", str(error))
-            return
-        sources.data[i] = data
-        if is_for_gpu:
-            sources.entries[i] = sources.entries[i] or kernel.find_entry_points(data, BYTES_PER_ENTRY)
-            sources.crcs[i] = kernel.crc32c(data)
-
-    used = np.unique(wanted.crops.image).tolist()
-    if len(used) == 1:
-        read(used[0])
-    else:
-        _find_pool().map(read, used)
-    return sources
+def _decode_here(request: _Request) -> tuple[Any, DecodeReport]:
+    pixels, report = request.decode(np.arange(len(request)))
+    return (to_torch(pixels, Kind.IMAGE) if choose_output(None) == "torch" else pixels), report
 
 
-def _measure(data: bytes) -> tuple[int, int]:
-    width, height = kernel.measure(data)
-    if width * height > pillow.most_pixels():
-        raise ValueError(pillow.say_too_large(width, height))
-    return width, height
-
-
-def _decode_here(wanted: Wanted, sources: _Sources) -> tuple[Any, DecodeReport]:
-    out = np.empty((len(wanted.crops.image), *wanted.size, 3), np.uint8)
-    report = kernel.decode_crops(sources.data, sources.entries, wanted.crops, out, _find_pool(), wanted.depth)
-    return (to_torch(out, Kind.IMAGE) if choose_output(None) == "torch" else out), report
-
-
-def _decode_there(
-    opened: tuple[Transfer, GpuDecoder], wanted: Wanted, sources: _Sources
-) -> tuple[Any, DecodeReport]:
+def _decode_there(opened: tuple[Transfer, GpuDecoder], request: _Request) -> tuple[Any, DecodeReport]:
     import torch
 
     placement, decoder = opened
-    size = (*wanted.size, 3)
     with torch.cuda.device(placement.device):
-        request = _Request(
-            sources,
-            wanted.crops,
-            size,
-            lambda count: placement.lend((count, *size)),
-            _find_pool(),
-            wanted.depth,
-        )
-        parts = list(_split([len(one) for one in sources.data], wanted.crops.image))
-        if len(parts) == 1:
-            pixels, report = decoder.decode(request)
-        else:
-            pixels, report = _decode_parts(decoder, request, parts)
+        pixels, report = decoder.decode(replace(request, lend=placement.lend))
         if isinstance(pixels, DevicePixels):
             tensor, stream = pixels.tensor, torch.cuda.current_stream(placement.device)
             stream.wait_event(placement.stream.record_event())
@@ -395,89 +335,130 @@ def _decode_there(
     return tensor.permute(0, 3, 1, 2), report
 
 
-def _split(sizes: Sequence[int], image: I32) -> Iterator[I64]:
-    """Return crops, those of an image together, of so many bytes of files as are planned at once."""
-    order = np.argsort(image, kind="stable")
-    is_first = np.diff(image[order], prepend=-1) > 0
-    counted = np.where(is_first, np.asarray(sizes, np.int64)[image[order]], 0)
-    return (order[part] for part in kernel.split_by_size(counted, MOST_READ_BYTES, kernels.MAX_IMAGES))
-
-
-def _decode_parts(
-    decoder: GpuDecoder, request: _Request, parts: Sequence[I64]
-) -> tuple[DevicePixels, DecodeReport]:
-    import torch
-
-    tally = Tally(len(request))
-    with torch.cuda.stream(decoder.stream):
-        out = torch.empty((len(request), *request.size), dtype=torch.uint8, device=decoder.device)
-    for at in parts:
-        pixels, report = decoder.decode(replace(request, crops=request.crops.take(at)))
-        tally.add(report, at=at)
-        put_samples(pixels, at, out, decoder.stream)
-    return DevicePixels(out, decoder.stream), tally.report()
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request to the GPU decoder (gpu_decode.Request)."""
+    """A request to the GPU decoder (gpu_decode.Request), or to the CPU alone.
 
-    sources: _Sources
-    crops: Crops
+    Attributes:
+        size: height, width and channels.
+        lend: returns memory of the host for so many images.
+        faults: by their numbers, images that cannot be read, or whose size nobody knows, and why.
+    """
+
+    wanted: Wanted
+    inputs: kernel.Inputs
     size: tuple[int, int, int]
-    lend: Callable[[int], U8]
     pool: kernel.Pool
-    depth: Depth | None
+    lend: Callable[[tuple[int, ...]], U8]
+    faults: dict[int, FeedrateError] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.crops.image)
+        return len(self.wanted.crops.image)
 
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
         del share  # all of them are wanted
-        has_entries = np.array([len(one) > 0 for one in self.sources.entries])
-        chosen = np.flatnonzero(has_entries[self.crops.image])
-        return chosen, Counter({NO_ENTRIES: len(self) - len(chosen)})
+        # Those of an image together, so that it is decoded once.
+        return np.argsort(self.wanted.crops.image, kind="stable"), Counter()
+
+    def split(self, chosen: I64) -> Sequence[I64]:
+        count, image = len(chosen), self.wanted.crops.image[chosen]
+        if count > kernels.MAX_IMAGES:
+            return np.array_split(chosen, -(-count // kernels.MAX_IMAGES))
+        parts = max(min(count // _SLICE, _SLICES), 1)
+        starts = np.searchsorted(image, image[np.arange(1, parts) * count // parts])  # each with a new image
+        return [part for part in np.split(chosen, starts) if len(part)]
 
     def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
-        crops, used = self.crops, set(self.crops.image[chosen].tolist())
-        data, starts = _join_used(self.sources.data, used)
-        packed, entry_starts = _join_used(self.sources.entries, used)
-        boxes = np.zeros_like(crops.boxes)  # others have no box, and so are not taken
-        boxes[chosen] = crops.boxes[chosen]
-        taken = plan.look(
-            data, starts, self.sources.crcs, packed, entry_starts,
-            boxes=boxes, flips=crops.flips, filters=crops.filters, file_of=crops.image,
+        crops = self.wanted.crops.take(chosen)
+        most_pixels = 0 if self.wanted.has_boxes else min(pillow.most_pixels(), 1 << 62)
+        is_taken = plan.look(
+            self.inputs, bytes_per_entry=BYTES_PER_ENTRY, most_pixels=int(most_pixels), boxes=crops.boxes,
+            flips=crops.flips, filters=crops.filters, file_of=crops.image, samples=chosen.astype(np.int32),
             size=self.size[:2], most_memory=most_memory, pool=self.pool,
         )  # fmt: skip
-        return Planned(data, taken, 0)
+        return note_taken(plan, len(self), chosen, is_taken)
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
-        out, sources, crops = self.lend(len(at)), self.sources, self.crops.take(at)
-        return out, kernel.decode_crops(sources.data, sources.entries, crops, out, self.pool, self.depth)
+        crops = self._find_boxes(at)
+        is_bad = np.isin(crops.image, [*self.faults])
+        if is_bad.any():
+            return self._decode_others(at, is_bad)
+        used, image = np.unique(crops.image, return_inverse=True)
+        files = [self.inputs[number] for number in used.tolist()]
+        out = self.lend((len(at), *self.size))
+        return out, kernel.decode_crops(
+            [file for file, _ in files], [entries for _, entries in files],
+            crops._replace(image=image.astype(np.int32)), out, self.pool, self.wanted.depth,
+        )  # fmt: skip
+
+    def _decode_others(self, at: I64, is_bad: Flags) -> tuple[U8, DecodeReport]:
+        """Decode crops but the bad ones, whose pixels are zero."""
+        good, bad, tally = np.flatnonzero(~is_bad), np.flatnonzero(is_bad), Tally(len(at))
+        out = self.lend((len(at), *self.size))
+        out[bad] = 0
+        out[good], report = self.decode(at[good])
+        tally.add(report, at=good)
+        tally.add(self._report_faults(self.wanted.crops.image[at[bad]]), at=bad)
+        return out, tally.report()
+
+    def _report_faults(self, numbers: I32) -> DecodeReport:
+        faults = [self.faults[number] for number in numbers.tolist()]
+        kinds = [Status.CORRUPT if isinstance(one, UsageError) else Status.UNREADABLE for one in faults]
+        return DecodeReport(np.array(kinds, np.int32), {i: one.message for i, one in enumerate(faults)}, {})
+
+    def _find_boxes(self, at: I64) -> Crops:
+        """Return crops with the boxes of whole images where these are wanted; and note faults."""
+        crops, has_boxes = self.wanted.crops, self.wanted.has_boxes
+        numbers, image = np.unique(crops.image[at], return_inverse=True)
+        sizes, errors = self.inputs.measure(numbers.astype(np.int64), self.pool)
+        for n in np.flatnonzero(errors).tolist():
+            self.faults[int(numbers[n])] = _say_unreadable(self.wanted.images[numbers[n]], int(errors[n]))
+
+        def ask_pillow(n: int) -> None:
+            try:
+                sizes[n] = _measure(self.inputs[int(numbers[n])][0])
+            except ValueError as error:
+                self.faults[int(numbers[n])] = UsageError(str(error))
+
+        if not has_boxes:
+            pixels = sizes.prod(axis=1, dtype=np.int64)
+            asked = np.flatnonzero((errors == 0) & ((pixels == 0) | (pixels > pillow.most_pixels())))
+            kernel.for_each(ask_pillow, asked.tolist(), self.pool)
+            crops.boxes[at, 2:] = sizes[image]
+        return crops.take(at)
 
 
-def _join_used(texts: Sequence[bytes], used: set[int]) -> tuple[U8, I64]:
-    """Return the texts with these numbers one behind the other, and where each begins; others are empty."""
-    parts = [text if i in used else b"" for i, text in enumerate(texts)]
-    starts = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=starts[1:])
-    return np.frombuffer(b"".join(parts), np.uint8), starts
+def _measure(data: U8) -> tuple[int, int]:
+    width, height = kernel.measure(data.tobytes())
+    if width * height > pillow.most_pixels():
+        raise ValueError(pillow.say_too_large(width, height))
+    return width, height
 
 
-def _conclude(i: int, report: DecodeReport, wanted: Wanted, sources: _Sources) -> CropStatus:
-    fault = sources.faults.get(int(wanted.crops.image[i]))
-    if fault is not None:
-        return fault
+def _say_unreadable(source: Any, error: int) -> FeedrateError:
+    if error == errno.ENOMEM:
+        raise MemoryError(f"out of memory while {os.fspath(source)} was read")
+    path = Path(os.fsdecode(source))
+    return (
+        NotFound(f"no file at {path}")
+        if error == errno.ENOENT
+        else StorageError(f"cannot read {path}: {os.strerror(error)}")
+    )
+
+
+def _conclude(i: int, report: DecodeReport) -> CropStatus:
     status = Status(report.statuses[i])
-    if status is Status.OK:
-        return CropStatus("ok", "")
     return CropStatus(status.name.lower(), report.reasons.get(i) or explain_status(status))
 
 
-def _make_error(i: int, found: CropStatus, wanted: Wanted) -> FeedrateError:
-    name = _name(int(wanted.crops.image[i]), wanted)
+def _make_error(i: int, found: CropStatus, request: _Request) -> FeedrateError:
+    number = int(request.wanted.crops.image[i])
+    fault, name = request.faults.get(number), _name(number, request.wanted)
+    if found.status == "unreadable" and fault is not None:
+        return type(fault)(f"image {number}: {fault.message}", hint=fault.hint)
     if found.status == "bad_box":
-        return UsageError(f"crop {i}, {tuple(wanted.crops.boxes[i].tolist())}, of {name}: {found.reason}")
+        box = tuple(request.wanted.crops.boxes[i].tolist())
+        return UsageError(f"crop {i}, {box}, of {name}: {found.reason}")
     return UsageError(f"{name} cannot be decoded: {found.reason}")
 
 

@@ -168,7 +168,7 @@ def test_a_resize_that_the_gpu_is_unsure_of_is_no_fault_of_crops_beside_it(
 
 @pytest.mark.parametrize(
     ("limit", "value"),
-    [("MOST_READ_BYTES", 30_000), ("kernels.MAX_IMAGES", 7), ("kernels.MOST_MEMORY", 200_000)],
+    [("_SLICE", 8), ("kernels.MAX_IMAGES", 7), ("kernels.MOST_MEMORY", 200_000)],
 )
 def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
     limit: str, value: int, gpu: FakeGpu, by_cpu: list[int], monkeypatch: pytest.MonkeyPatch
@@ -185,6 +185,17 @@ def test_more_than_the_gpu_decodes_at_once_is_decoded_there_in_turns(
     assert torch.equal(got, want)
     assert sum(by_cpu) == 2 * on_cpu
     assert gpu.launches.count("read_coefficients") > 2 * turns
+
+
+def test_crops_of_an_image_are_planned_together_whatever_the_parts(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SLICE", 4)
+    index = [1, 0, 0, 1, *[0] * 20]
+    boxes = draw_boxes(np.random.default_rng(2), [JPEG, MIXED[0]], index)
+    got = decode_batch([JPEG, MIXED[0]], boxes, 16, image_index=index, device="cuda")
+    assert torch.equal(got, one_by_one([JPEG, MIXED[0]], boxes, 16, image_index=index))
+    assert gpu.launches.count("read_coefficients") == 1  # cuts fall on the first image alone
 
 
 def test_an_image_too_large_for_the_gpus_buffers_is_made_by_the_cpu_after_the_turns(
@@ -254,12 +265,12 @@ def test_small_crops_far_apart_are_decoded_from_entry_points(monkeypatch: pytest
 def test_entry_points_that_are_given_are_not_looked_for(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, by_cpu: list[int]
 ) -> None:
-    asked: list[int] = []
-    find = kernel.find_entry_points
-    monkeypatch.setattr(kernel, "find_entry_points", lambda *a: asked.append(len(a[0])) or find(*a))
-    other = encode_image(make_noise(5, 40, 40))
-    decode_batch([JPEG, other], size=8, entries=[kernel.scan(JPEG).entries, None], device="cuda")
-    assert asked == [len(other)]
+    made: list[kernel.Inputs] = []
+    take = kernel.Inputs
+    monkeypatch.setattr(kernel, "Inputs", lambda *a: made.append(take(*a)) or made[-1])
+    other, given = encode_image(make_noise(5, 40, 40)), kernel.scan(JPEG, 1000).entries
+    decode_batch([JPEG, other], size=8, entries=[given, None], device="cuda")
+    assert [made[0][i][1].tobytes() for i in range(2)] == [given, kernel.find_entry_points(other, 150)]
     assert gpu.launches
     assert by_cpu == []
 
@@ -328,9 +339,18 @@ def test_an_error_names_the_image_and_the_reason(tmp_path: Path, device: str) ->
 
 
 def test_an_error_shows_the_box_of_a_whole_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda _: (97, 70))
+    sizes, none = np.array([(97, 70)], np.int32), np.zeros(1, np.int32)
+    monkeypatch.setattr(kernel.Inputs, "measure", lambda *_: (sizes, none))
     with pytest.raises(UsageError, match=r"^crop 0, \(0, 0, 97, 70\), of image 0 "):
         decode_batch([JPEG], device="cpu")
+
+
+@pytest.mark.parametrize("name", ["a\0b.jpg", "\udfff.jpg", "a\ud800.jpg"])
+def test_a_name_that_no_file_can_have_is_an_unreadable_file(name: str) -> None:
+    with pytest.raises(FeedrateError, match=r"^image 0: "):
+        decode_batch([name], device="cpu")
+    _, (status,) = decode_batch([name], device="cpu", on_error="status")
+    assert status.status == "unreadable"
 
 
 def test_an_image_that_no_crop_wants_is_not_read(tmp_path: Path) -> None:

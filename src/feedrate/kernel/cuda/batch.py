@@ -2,8 +2,8 @@
 """How a batch of JPEGs is decoded on a GPU: the bytes that are staged, the buffers, and the kernels in order.
 
     plan = BatchPlan()
-    taken = plan.look(data, starts, crcs, entries, entry_starts, boxes=..., flips=..., size=(224, 224))
-    plan.fill(data, staged)  # staged: pinned memory of the host, which is then copied to the device
+    taken = plan.look(Inputs(images, entries), boxes=..., flips=..., size=(224, 224))
+    plan.fill(staged)  # staged and plan.words: pinned memory of the host, which is then copied to the device
     run(plan, launch, buffers, out, statuses)
 
 `launch` starts a kernel by its name: a GPU's launcher, or that of the tests, which runs the same source on
@@ -34,7 +34,6 @@ from feedrate.kernel.binding import (
     I32,
     I64,
     U8,
-    U32,
     Files,
     Pool,
     Ranges,
@@ -44,6 +43,7 @@ from feedrate.kernel.binding import (
     split_by_size,
 )
 from feedrate.kernel.decoding import WITH_LOBES, is_pillow_older
+from feedrate.kernel.inputs import Inputs
 
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack
@@ -57,6 +57,8 @@ MOST_MEMORY = 4 << 30
 _GROUP_ITEMS = 160
 _TABLE_WORDS = 2 * ((1 << 9) + (1 << 11) + 2 * 82)
 _ALIGNMENT = 256
+_READ_AHEAD = 512
+_IS_TAKEN, _HAS_NO_ROOM = 1, 2  # as native/gpu_plan.h has it
 
 
 class Launch(Protocol):
@@ -73,6 +75,7 @@ class Crops(TypedDict, total=False):
         flips: mirror left to right, after the resize.
         size: height and width of the output, 1 to 16384 each.
         file_of: for each crop the number of its file, which is decoded once; None: one crop per file.
+        samples: which part of the output, and which status, each crop is; None: in this order.
         filters: Pillow's number of each crop's filter; None: bilinear.
         before_13: the order of passes before Pillow 13; None: as the CPU path has it here.
         most_memory: bytes that `buffer_bytes` may come to; samples beyond that are not taken.
@@ -83,6 +86,7 @@ class Crops(TypedDict, total=False):
     flips: Required[Flags]
     size: Required[tuple[int, int]]
     file_of: I32 | None
+    samples: I32 | None
     filters: U8 | None
     before_13: bool | None
     most_memory: int
@@ -98,8 +102,8 @@ class Sizes(NamedTuple):
     groups_at: int
     tiles_at: int
     items_at: int
-    words_at: int
     staged: int  # bytes in all
+    words: int  # bytes, too
     blocks: int  # of coefficients
     samples: int
     pixels: int
@@ -115,63 +119,74 @@ def source() -> str:
 
 
 class BatchPlan:
-    """What the GPU does for one batch. May be used again for the next, which then takes less memory anew."""
+    """What the GPU does for one batch. May be used again for the next, which then takes less memory anew.
 
-    def __init__(self) -> None:
-        self._native = native.GpuPlan()
+    Attributes:
+        words: the entropy-coded bytes under the crops, as they go to the device.
+        waiting: the crops for which there was no room beside the others.
+    """
+
+    def __init__(self, lend: Callable[[int], U8] = lambda size: np.empty(size, np.uint8)) -> None:
+        """Make a plan of nothing; `lend` returns so many bytes of memory for `words`, aligned to 16."""
+        self._native, self._lend = native.GpuPlan(), lend
+        self.words = np.empty(0, np.uint8)
+        self.waiting = np.empty(0, np.int64)
         self.sizes = Sizes(*self._native.sizes())
         self.size = (0, 0)
 
     def look(
-        self, data: U8, starts: I64, crcs: U32, entries: U8, entry_starts: I64, **crops: Unpack[Crops]
+        self, inputs: Inputs, *, bytes_per_entry: int = 0, most_pixels: int = 0, **crops: Unpack[Crops]
     ) -> Flags:
-        """Read headers and entry points, and decide which samples the GPU decodes; return that.
+        """Read headers and entry points, and decide which crops the GPU decodes; return that.
 
         Args:
-            data: the image files, one behind the other.
-            starts: where each file begins, and the end of the last.
-            crcs: the crc32c of each file, already compared with its bytes.
-            entries: entry points, one file's behind the other's (none: the CPU decodes it).
-            entry_starts: as `starts`.
+            inputs: the image files; those on disk are read by the pool's threads.
+            bytes_per_entry: how far apart entry points are where they are to be found; 0: they are not.
+            most_pixels: not 0: whole images are wanted, of no more pixels than this; `boxes` is written to.
             crops: the crops to make of them.
         """
-        files = len(crcs)
+        file_of, pool = crops.get("file_of"), crops.get("pool")
+        numbers = np.arange(len(inputs), dtype=np.int32) if file_of is None else file_of
+        size_bytes = inputs.load(numbers, pool)
         return self._plan(
             crops,
             self._native.look,
-            data=data,
-            starts=checked(starts, np.int64, (files + 1,), "starts"),
-            crcs=checked(crcs, np.uint32, (files,), "crcs"),
-            entries=entries,
-            entry_starts=checked(entry_starts, np.int64, (files + 1,), "entry_starts"),
+            size_bytes,
+            inputs=inputs._native,
+            bytes_per_entry=bytes_per_entry,
+            most_pixels=most_pixels,
         )
 
     def read(self, files: Files, images: Ranges, entries: Ranges, **crops: Unpack[Crops]) -> Flags:
         """Do the same with files that are on disk: each is read, checked and planned by one thread, at once.
 
-        A file that cannot be read, or differs from its checksum, is not taken. `fill` then needs no data.
+        A file that cannot be read, or differs from its checksum, is not taken.
         """
         n = len(images)
         return self._plan(
             crops,
             self._native.read,
+            int(np.maximum(images.length, 0).sum()),
             files=files._native,
             images=arrays_of(images, n),
             entries=arrays_of(entries, n),
         )
 
-    def _plan(self, crops: Crops, look: Callable[..., None], **where: Any) -> Flags:
+    def _plan(self, crops: Crops, look: Callable[..., None], size_bytes: int, **where: Any) -> Flags:
         n, pool = len(crops["boxes"]), crops.get("pool")
         if n > MAX_IMAGES:
             raise ValueError(f"a batch for the GPU has at most {MAX_IMAGES} crops, got {n}")
-        taken = np.zeros(n, np.uint8)
-        filters, file_of, before_13 = crops.get("filters"), crops.get("file_of"), crops.get("before_13")
+        # A row of MCUs is padded to whole words; headers, which are left out, have more bytes than that.
+        taken, words = np.zeros(n, np.uint8), self._lend(size_bytes + 64 * n + _READ_AHEAD)
+        filters, before_13 = crops.get("filters"), crops.get("before_13")
         filters = np.full(n, BILINEAR, np.uint8) if filters is None else filters
-        file_of = np.arange(n, dtype=np.int32) if file_of is None else file_of
+        given = (crops.get("file_of"), crops.get("samples"))
+        file_of, samples = (np.arange(n, dtype=np.int32) if one is None else one for one in given)
         look(
             **where,
             crops=(
                 checked(file_of, np.int32, (n,), "file_of"),
+                checked(samples, np.int32, (n,), "samples"),
                 checked(crops["boxes"], np.int32, (n, 4), "boxes").reshape(-1),
                 checked(crops["flips"], np.bool_, (n,), "flips").view(np.uint8),
                 checked(filters, np.uint8, (n,), "filters"),
@@ -179,17 +194,19 @@ class BatchPlan:
             before_13=is_pillow_older(filters) if before_13 is None else before_13,
             shape=crops["size"],
             most_memory=crops.get("most_memory", MOST_MEMORY),
+            words=words,
             pool=None if pool is None else pool._native,
             taken=taken,
         )
         self.sizes = Sizes(*self._native.sizes())
-        self.size = crops["size"]
-        return taken.view(np.bool_)
+        self.size, self.words = crops["size"], words[: self.sizes.words]
+        self.waiting = np.flatnonzero(taken == _HAS_NO_ROOM)
+        is_taken: Flags = taken == _IS_TAKEN
+        return is_taken
 
-    def fill(self, data: U8 | None, staged: U8, pool: Pool | None = None) -> None:
-        """Write the kernels' input, `sizes.staged` bytes; `data` is that of `look`, None after `read`."""
-        data = np.empty(0, np.uint8) if data is None else data
-        self._native.fill(data=data, pool=None if pool is None else pool._native, staged=staged)
+    def fill(self, staged: U8, pool: Pool | None = None) -> None:
+        """Write the kernels' other input, `sizes.staged` bytes."""
+        self._native.fill(pool=None if pool is None else pool._native, staged=staged)
 
     def components(self, samples: int) -> U8:
         """Return of each sample that was taken whether it is gray (1) or has colours (3); of others 0."""
@@ -202,6 +219,7 @@ class BatchPlan:
         sizes, (height, width) = self.sizes, self.size
         needed = {
             "staged": sizes.staged,
+            "words": sizes.words,
             "coefficients": max(sizes.blocks * 128, (sizes.pixels + sizes.between) * 4 + _ALIGNMENT),
             "samples": sizes.samples,
             "tables": sizes.images * _TABLE_WORDS * 4,
@@ -217,7 +235,7 @@ def run(
     """Start all kernels of a batch, in order.
 
     Args:
-        plan: filled, and the filled bytes copied to `buffers["staged"]`.
+        plan: filled; what was filled is copied to `buffers["staged"]`, and its words to `buffers["words"]`.
         launch: starts one kernel, after those before it.
         buffers: arrays of bytes on the device, as `BatchPlan.buffer_bytes` names them, aligned to 256 bytes.
         out: bytes for N x height x width x channels, aligned to 4 bytes; those of samples that were not taken
@@ -263,9 +281,9 @@ def _run_to_samples(
     """Start the kernels before the conversion to pixels; return the images and tiles on the device."""
     sizes, (height, width) = plan.sizes, plan.size
     staged = buffers["staged"]
-    starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at, sizes.words_at)
-    images, groups, tiles, items, words = (staged[start:] for start in starts)
-    tables, coefficients = buffers["tables"], buffers["coefficients"]
+    starts = (0, sizes.groups_at, sizes.tiles_at, sizes.items_at)
+    images, groups, tiles, items = (staged[start:] for start in starts)
+    words, tables, coefficients = buffers["words"], buffers["tables"], buffers["coefficients"]
     n, shape = sizes.images, (np.int32(width), np.int32(height))
     launch("prepare", (n, 1), 128, [images, tables, buffers["bounds"], buffers["weights"], statuses, *shape])
     launch(

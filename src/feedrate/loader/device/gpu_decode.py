@@ -58,10 +58,10 @@ Run = Callable[[kernels.BatchPlan, Mapping[str, Any], Any], Any]
 
 
 class Planned(NamedTuple):
-    """The bytes that were read of a batch, and the samples that a plan took of it."""
+    """The samples that a plan took of a batch, and those for which it had no room beside them."""
 
-    data: U8 | None  # None: the plan holds what it read
     taken: Flags
+    waiting: I64
     bytes_read: int
 
 
@@ -81,8 +81,11 @@ class Request(Protocol):
     def choose(self, share: float) -> tuple[I64, Counter[str]]:
         """Return which samples to try on the GPU, and why they are fewer than such a share of all."""
 
+    def split(self, chosen: I64) -> Sequence[I64]:
+        """Return parts of the chosen samples: one is planned while the GPU decodes the one before it."""
+
     def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
-        """Read and plan the chosen samples."""
+        """Read and plan some of the chosen samples."""
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
         """Decode some of the samples on the CPU."""
@@ -122,26 +125,35 @@ class PackRequest:
         chosen = found[fits & (np.cumsum(np.where(fits, size_bytes, 0)) <= MOST_READ_BYTES)]
         return chosen, Counter({NO_ENTRIES: wanted - len(found), NOT_PLANNED: len(found) - len(chosen)})
 
+    def split(self, chosen: I64) -> Sequence[I64]:
+        return [chosen]
+
     def plan(self, plan: kernels.BatchPlan, chosen: I64, *, most_memory: int) -> Planned:
         places, geometry = self.crops.places, self.crops.geometry
         files, images, entries = places.pack.find_values(
             self.crops.field.name, places.rows[chosen], places.positions[chosen], with_entries=True
         )
         assert entries is not None
-        # Others have no box, and so are not taken.
-        boxes, file_of = np.zeros((len(self), 4), np.int32), np.zeros(len(self), np.int32)
-        boxes[chosen] = self.crops.boxes[chosen]
-        file_of[chosen] = np.arange(len(chosen))
-        taken = plan.read(
-            files, images, entries, boxes=boxes, flips=geometry.flips, file_of=file_of,
-            filters=geometry.filter_each(), size=self.size[:2], most_memory=most_memory, pool=self.pool,
+        is_taken = plan.read(
+            files, images, entries, boxes=self.crops.boxes[chosen], flips=geometry.flips[chosen],
+            filters=geometry.filter_each()[chosen], samples=chosen.astype(np.int32), size=self.size[:2],
+            most_memory=most_memory, pool=self.pool,
         )  # fmt: skip
-        is_read = taken[chosen]
-        return Planned(None, taken, int(images.length[is_read].sum() + entries.length[is_read].sum()))
+        bytes_read = int(images.length[is_taken].sum() + entries.length[is_taken].sum())
+        return note_taken(plan, len(self), chosen, is_taken, bytes_read)
 
     def decode(self, at: I64) -> tuple[U8, DecodeReport]:
         out = self.lend(len(at))
         return out, decode_pixels(self.crops.take(at), out, self.pool)
+
+
+def note_taken(
+    plan: kernels.BatchPlan, samples: int, chosen: I64, is_taken: Flags, bytes_read: int = 0
+) -> Planned:
+    """Return which of all samples a plan took, when it was asked for the chosen ones."""
+    taken = np.zeros(samples, np.bool_)
+    taken[chosen[is_taken]] = True
+    return Planned(taken, chosen[plan.waiting], bytes_read)
 
 
 class _Job(NamedTuple):
@@ -152,6 +164,7 @@ class _Job(NamedTuple):
 
     out: Any
     taken: Flags
+    waiting: I64
     statuses: Any
     event: Any
     bytes_read: int
@@ -223,14 +236,15 @@ class GpuDecoder:
         chosen, left = request.choose(self.share)
         jobs: list[_Job] = []
         try:
-            waiting = chosen
-            while len(waiting) and not (jobs and self._is_loading):
+            parts = deque(request.split(chosen) if len(chosen) else ())
+            while parts:
                 out = jobs[0].out if jobs else None
-                job = self.begin(request, waiting, partial(self._run, request.size, out))
+                job = self.begin(request, parts.popleft(), partial(self._run, request.size, out))
                 if job is None:
-                    break
+                    continue
                 jobs.append(job)
-                waiting = waiting[~job.taken[waiting]]
+                if len(job.waiting) and not self._is_loading:
+                    parts.append(job.waiting)
             if jobs:
                 return self._complete(request, jobs, len(chosen), left)
         except Exception as error:
@@ -246,7 +260,7 @@ class GpuDecoder:
         try:
             plan = self._plans.pop()
         except IndexError:
-            plan = kernels.BatchPlan()
+            plan = kernels.BatchPlan(_lend_pinned)
         planned = request.plan(plan, chosen, most_memory=self._most_memory)
         if not planned.taken.any():
             return None  # without the plan, which may hold many bytes that it read in vain
@@ -258,18 +272,20 @@ class GpuDecoder:
         import torch
 
         staged = transfer.make_pinned((plan.sizes.staged,), torch.uint8)
-        plan.fill(planned.data, staged.numpy(), request.pool)
-        count = len(planned.taken)
+        plan.fill(staged.numpy(), request.pool)
+        words, count = transfer.find_pinned(plan.words), len(planned.taken)
+        plan.words = plan.words[:0].copy()  # torch knows when that memory may serve again
         with self.queueing(plan.buffer_bytes()) as buffers:
             # None of the kernels' own, so that a sample without a status of theirs does not pass for good.
             statuses = torch.full((count,), -1, dtype=torch.int32, device=self.device)
             buffers["staged"][: len(staged)].copy_(staged, non_blocking=True)
+            buffers["words"][: len(words)].copy_(words, non_blocking=True)
             out = run(plan, buffers, statuses)
             here = transfer.make_pinned((count,), torch.int32)
             here.copy_(statuses, non_blocking=True)
             # Blocking: a thread that spins while it waits would take a core from the decoder.
             event = self.stream.record_event(torch.cuda.Event(blocking=True))
-        return _Job(out, planned.taken, here, event, planned.bytes_read)
+        return _Job(out, planned.taken, planned.waiting, here, event, planned.bytes_read)
 
     def _run(
         self,
@@ -417,6 +433,13 @@ def put_samples(pixels: U8 | transfer.DevicePixels, at: I64, out: Any, stream: A
         else:
             there = transfer.send(pixels, out.device)
         out.index_copy_(0, transfer.send(at, out.device), there)
+
+
+def _lend_pinned(size_bytes: int) -> U8:
+    import torch
+
+    memory: U8 = transfer.make_pinned((size_bytes,), torch.uint8).numpy()
+    return memory
 
 
 @functools.cache
