@@ -110,7 +110,7 @@ BOUND = {
         {"fields", "raw"},
         {"", "hdf5", "tar", "tfrecord"},
     ),
-    "feedrate.kernel.cuda": ({"decoding", "binding", "inputs"}, {"batch", "launcher"}),
+    "feedrate.kernel.cuda": ({"decoding", "binding"}, {"batch", "launcher"}),
     "feedrate.loader.device": (
         {"arguments", "batch", "cache", "cached_pixels", "geometry", "image", "options", "pipeline"},
         {"colour", "finish", "gpu_decode", "gpu_tier", "mixing", "transfer"},

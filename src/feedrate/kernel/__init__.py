@@ -8,6 +8,5 @@ from __future__ import annotations
 
 from feedrate.kernel.binding import *  # noqa: F403
 from feedrate.kernel.decoding import *  # noqa: F403
-from feedrate.kernel.inputs import *  # noqa: F403
 from feedrate.kernel.members import *  # noqa: F403
 from feedrate.kernel.recipes import *  # noqa: F403

@@ -35,6 +35,7 @@ from feedrate.kernel.binding import (
     I64,
     U8,
     Files,
+    Inputs,
     Pool,
     Ranges,
     arrays_of,
@@ -43,7 +44,6 @@ from feedrate.kernel.binding import (
     split_by_size,
 )
 from feedrate.kernel.decoding import WITH_LOBES, is_pillow_older
-from feedrate.kernel.inputs import Inputs
 
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack
