@@ -27,6 +27,7 @@ _MEANINGS = {
     "outside": ("outside of the source folder", "pack the folder that holds them all"),
     "named-twice": ("named twice by the table", "the first row counts: which label is right?"),
     "incomplete": ("without a label, a value or a file", "see the table"),
+    "too-large": ("too large for a shard's format", "--format tar holds them"),
     "map-failed": ("your function failed", "see its messages"),
     "duplicate": ("copies of others", "they weigh twice, and may leak from training into validation"),
     "wrong-suffix": ("other than the suffix says", "harmless here; other programs may stumble"),

@@ -176,8 +176,9 @@ FILE_NAME, REJECTED_NAME = "quality.json", "rejected.jsonl"
 _FORMAT, _VERSION = "feedrate-quality", 1
 # Most urgent first.
 CODES = (
-    "missing", "unreadable", "empty", "truncated", "corrupt", "incomplete", "map-failed", "duplicate",
-    "wrong-suffix", "rotated", "slow", "deep", "animated", "cmyk", "alpha", "progressive", "gray",
+    "missing", "unreadable", "empty", "truncated", "corrupt", "outside", "named-twice", "incomplete",
+    "too-large", "map-failed", "duplicate", "wrong-suffix", "rotated", "slow", "deep", "animated",
+    "cmyk", "alpha", "progressive", "gray",
 )  # fmt: skip
 # Eight times the median; and long enough that somebody would notice.
 _SLOW_OCTAVES, _SLOW_US = 3, 2000
